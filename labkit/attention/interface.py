@@ -1,0 +1,213 @@
+"""What an attention backend is: capabilities as data, and three moments. Refuses to know any kernel, and torch at import.
+
+`prepare` runs outside any graph and may touch the host. `forward` is what may be captured: it reads device tensors
+only, writes into `out`, allocates nothing that outlives it and never synchronizes. `describe` says what will run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    import torch
+
+    from labkit.attention.metadata import AttentionMetadata
+
+
+class AttentionCGSupport(enum.IntEnum):
+    """How far a backend's kernels may be captured (vLLM's tiers). The engine takes the minimum over layers."""
+
+    NEVER = 0
+    UNIFORM_SINGLE_TOKEN_DECODE = 1
+    UNIFORM_BATCH = 2
+    ALWAYS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Platform:
+    """The machine a selection is asked for. `capability` is CUDA's (major, minor), None without a GPU."""
+
+    device_type: str  # "cuda" or "cpu"
+    capability: tuple[int, int] | None = None
+    name: str = ""
+
+    @property
+    def sm(self) -> str:
+        return f"sm_{self.capability[0]}{self.capability[1]}" if self.capability else self.device_type
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionSpec:
+    """What is asked of a backend: the model's attention shape and the cache it reads. Hashable."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    dtype: str  # "float32", "float16" or "bfloat16"
+    block_size: int
+    kv_cache_dtype: str = "auto"
+    kv_layout: str = "NHD"
+    family: str = "MHA"  # or "MLA"
+    sliding_window: int | None = None
+    logits_soft_cap: float | None = None
+    has_sinks: bool = False
+    max_model_len: int = 8192
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    sdpa_kernel: str = "auto"
+    num_splits: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Reason:
+    """One failed condition and what would make it pass."""
+
+    condition: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.condition}; {self.remedy}" if self.remedy else self.condition
+
+
+@dataclasses.dataclass(frozen=True)
+class Availability:
+    """Whether the provider loads here; `reason` holds the real exception's type and text when it does not."""
+
+    usable: bool
+    reason: str = ""
+    version: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class BackendCapabilities:
+    """What a backend is for, as data: the selector and the tables of the course read it, no GPU needed.
+
+    `head_sizes` and `block_sizes` are (lowest, highest, multiple of). `min_capability` is inclusive.
+    """
+
+    name: str
+    dtypes: tuple[str, ...]
+    head_sizes: tuple[int, int, int]
+    block_sizes: tuple[int, int, int]
+    device_types: tuple[str, ...] = ("cuda",)
+    min_capability: tuple[int, int] | None = None
+    family: str = "MHA"
+    kv_cache_dtypes: tuple[str, ...] = ("auto",)
+    kv_layouts: tuple[str, ...] = ("NHD",)
+    sliding_window: bool = False
+    logits_soft_cap: bool = False
+    sinks: bool = False
+    explicit_only: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelPlan:
+    """One kernel that `forward` will launch, once per layer: its name, grid, splits and tile (query rows, keys)."""
+
+    kernel: str
+    grid: tuple[int, ...] | None = None
+    num_splits: int = 1
+    tile: tuple[int, int] | None = None
+    note: str = ""
+
+
+class AttentionBackend:
+    """Base of all backends. One instance serves all layers of one engine."""
+
+    capabilities: ClassVar[BackendCapabilities]
+
+    def __init__(self, spec: AttentionSpec, device: torch.device) -> None:
+        self.spec, self.device = spec, device
+
+    @classmethod
+    def availability(cls) -> Availability:
+        """Whether the package loads in this process; never raises."""
+        raise NotImplementedError
+
+    @classmethod
+    def why_not(cls, spec: AttentionSpec, platform: Platform) -> list[Reason]:
+        """Every failed condition, most general first; empty when the backend can serve. Pure: no torch, no GPU."""
+        return check_capabilities(cls.capabilities, spec, platform) + cls.extra_reasons(spec, platform)
+
+    @classmethod
+    def extra_reasons(cls, spec: AttentionSpec, platform: Platform) -> list[Reason]:
+        """Conditions that do not fit the capability table."""
+        return []
+
+    @classmethod
+    def graph_support(cls, spec: AttentionSpec, platform: Platform) -> tuple[AttentionCGSupport, str]:
+        """The tier for this configuration and one sentence on why. Pure."""
+        return AttentionCGSupport.NEVER, "the backend does not declare a tier"
+
+    def prepare(self, metadata: AttentionMetadata) -> None:
+        """Build what `forward` needs from one step's metadata. Runs outside the graph, before every replay too.
+
+        Device results go to `metadata.scratch` or to persistent buffers owned by the backend; under a graph
+        (`metadata.for_graph`) only values in persistent buffers may change between replays.
+        """
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        output: torch.Tensor,
+        metadata: AttentionMetadata,
+        *,
+        scale: float,
+        sliding_window: int | None = None,
+        logits_soft_cap: float | None = None,
+        sinks: torch.Tensor | None = None,
+        lse: torch.Tensor | None = None,
+    ) -> None:
+        """Causal, bottom-right aligned attention of a mixed batch over the paged cache, into `output`.
+
+        Args:
+            query: `[num_tokens, num_heads, head_size]`, rows in the order of `query_start_loc`.
+            key_cache, value_cache: `[num_blocks, block_size, num_kv_heads, head_size]`; K/V of this step are in it.
+            output: like `query`; every row below `query_start_loc[-1]` is written; a row with nothing to see is 0.
+            metadata: this step's; see `AttentionMetadata`.
+            scale: multiplies q·k; scores are accumulated in fp32.
+            sliding_window: keep this many keys, the token itself included.
+            lse: optional fp32 `[num_tokens, num_heads]`, natural log; −inf where a row sees nothing.
+        """
+        raise NotImplementedError
+
+    def describe(self, metadata: AttentionMetadata) -> Sequence[KernelPlan]:
+        """What `forward` launches per layer for this batch."""
+        return ()
+
+
+def check_capabilities(cap: BackendCapabilities, spec: AttentionSpec, platform: Platform) -> list[Reason]:
+    """Compare a capability table with a request, one Reason per failed condition."""
+    out: list[Reason] = []
+    if platform.device_type not in cap.device_types:
+        out.append(Reason(f"needs {' or '.join(cap.device_types)}, this machine is {platform.device_type}", "run it on a GPU"))
+    elif cap.min_capability and platform.capability and platform.capability < cap.min_capability:
+        need = f"sm_{cap.min_capability[0]}{cap.min_capability[1]}"
+        out.append(Reason(f"needs compute capability {need} or newer, this GPU is {platform.sm}", "take a newer GPU or TORCH_SDPA"))
+    if spec.family != cap.family:
+        out.append(Reason(f"is for {cap.family} attention, the model has {spec.family}", f"pick a backend of the {spec.family} family"))
+    if spec.dtype not in cap.dtypes:
+        out.append(Reason(f"has no kernel for {spec.dtype}", f"set dtype to one of {', '.join(cap.dtypes)}"))
+    if spec.kv_cache_dtype not in cap.kv_cache_dtypes:
+        out.append(Reason(f"cannot read a {spec.kv_cache_dtype} KV cache", f"set kv_cache_dtype to {cap.kv_cache_dtypes[0]}"))
+    for what, value, (low, high, multiple) in (
+        ("head size", spec.head_size, cap.head_sizes),
+        ("page size (block_size)", spec.block_size, cap.block_sizes),
+    ):
+        if not low <= value <= high or value % multiple:
+            out.append(Reason(f"{what} {value} is not supported", f"it takes multiples of {multiple} from {low} to {high}"))
+    if spec.kv_layout not in cap.kv_layouts:
+        out.append(Reason(f"KV layout {spec.kv_layout} is not supported", f"set kv_cache_layout to {cap.kv_layouts[0]}"))
+    for asked, has, what in (
+        (spec.sliding_window is not None, cap.sliding_window, "a sliding window"),
+        (spec.logits_soft_cap is not None, cap.logits_soft_cap, "logits soft-capping"),
+        (spec.has_sinks, cap.sinks, "attention sinks"),
+    ):
+        if asked and not has:
+            out.append(Reason(f"does not implement {what}, which the model needs", "pick a backend that does"))
+    return out
