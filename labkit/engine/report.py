@@ -47,7 +47,7 @@ class RequestOutput:
 
 
 #: The phases of a step in the order they run; keys of `StepReport.phases_us` (host microseconds).
-PHASES = ("schedule", "inputs", "dispatch", "prepare", "launch", "sample", "commit", "detokenize")
+PHASES = ("schedule", "dispatch", "inputs", "prepare", "launch", "sample", "commit", "detokenize")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,62 @@
+"""Attention as the model calls it: write K and V into the paged cache, then run the backend. Refuses to know the model.
+
+The model passes tensors and a layer number; everything else (cache, metadata, backend) comes from the forward context,
+so that the call looks the same eagerly, under capture and, later, as an opaque operator of torch.compile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from labkit.errors import LabkitError
+from labkit.paging.cache_write import write_kv
+
+if TYPE_CHECKING:
+    import torch
+
+    from labkit.attention.interface import AttentionBackend
+    from labkit.attention.metadata import AttentionMetadata
+
+
+@dataclasses.dataclass(frozen=True)
+class ForwardContext:
+    """What attention needs during one forward pass. Caches are per layer, see `AttentionBackend.forward` for shapes."""
+
+    backend: AttentionBackend
+    metadata: AttentionMetadata
+    key_caches: Sequence[torch.Tensor]
+    value_caches: Sequence[torch.Tensor]
+    scale: float
+
+
+_current: ForwardContext | None = None
+
+
+@contextlib.contextmanager
+def forward_context(context: ForwardContext) -> Iterator[None]:
+    """Make `context` the one that `attention` uses; the previous one comes back afterwards."""
+    global _current
+    previous, _current = _current, context
+    try:
+        yield
+    finally:
+        _current = previous
+
+
+def attention(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, output: torch.Tensor) -> None:
+    """Cache write and attention of one layer, into `output`.
+
+    Args:
+        layer: index of the layer, which picks the cache.
+        query, output: `[num_tokens, num_heads, head_size]`; rotary embedding is already applied.
+        key, value: `[num_tokens, num_kv_heads, head_size]` of this step; may be views of a fused projection.
+    """
+    context = _current
+    if context is None:
+        raise LabkitError("attention", "there is no forward context", "Call the model through the runner or inside forward_context(…).")
+    key_cache, value_cache = context.key_caches[layer], context.value_caches[layer]
+    write_kv(key, value, key_cache, value_cache, context.metadata.slot_mapping)
+    context.backend.forward(query, key_cache, value_cache, output, context.metadata, scale=context.scale)

@@ -1,0 +1,65 @@
+"""The attention backends by name, where each lives, and the order in which a GPU tries them. Pure; refuses to import any."""
+
+from __future__ import annotations
+
+import importlib
+
+from labkit.attention.interface import AttentionBackend, Availability, Platform
+from labkit.errors import ConfigError, did_you_mean
+
+#: name → "module:class", or None where this version of labkit has only the name.
+BACKENDS: dict[str, str | None] = {
+    "FLASH_ATTN": None,
+    "FLASHINFER": None,
+    "TRITON_ATTN": "labkit.attention.triton_attn:TritonAttentionBackend",
+    "FLEX_ATTENTION": None,
+    "XFORMERS": None,
+    "TORCH_SDPA": "labkit.attention.sdpa:TorchSDPABackend",
+}
+UNWRITTEN = "this version of labkit has no adapter for it yet"
+
+#: Compute capability of cards a question may name without having them.
+GPUS: dict[str, tuple[int, int]] = {
+    "T4": (7, 5), "A100": (8, 0), "A10": (8, 6), "RTX 3090": (8, 6), "L4": (8, 9), "RTX 4090": (8, 9),
+    "H100": (9, 0), "H200": (9, 0), "B200": (10, 0), "B300": (10, 3), "RTX 5090": (12, 0),
+}  # fmt: skip
+
+
+def load(name: str) -> type[AttentionBackend]:
+    """The backend's class. Importing it loads no kernel library; `availability()` does."""
+    target = BACKENDS[name]
+    if target is None:
+        raise ConfigError(f"attention_backend={name!r}", UNWRITTEN, "Take TRITON_ATTN or TORCH_SDPA.")
+    module, cls = target.split(":")
+    return getattr(importlib.import_module(module), cls)
+
+
+def availability(name: str) -> Availability:
+    """Whether the backend's provider loads in this process."""
+    return Availability(False, UNWRITTEN) if BACKENDS[name] is None else load(name).availability()
+
+
+def platform_for_gpu(name: str) -> Platform:
+    """The platform of a named card ("T4", "H200", …), or "cpu"."""
+    if name.casefold() == "cpu":
+        return Platform("cpu")
+    folded = {k.casefold().replace(" ", ""): k for k in GPUS}
+    key = folded.get(name.casefold().replace(" ", "").replace("-", "").replace("_", ""))
+    if key is None:
+        raise ConfigError(f"gpu={name!r}", "is not in the table of GPUs", did_you_mean(name, [*GPUS, "cpu"]))
+    return Platform("cuda", GPUS[key], key)
+
+
+def priority(platform: Platform) -> list[str]:
+    """The order in which automatic selection tries the backends.
+
+    vLLM 0.33's order, with TORCH_SDPA as the last resort. Two deviations: sm_10x tries FLASHINFER first; on sm_75
+    Triton emits no tensor-core instruction at all, so TRITON_ATTN comes after TORCH_SDPA there. XFORMERS is never
+    picked automatically; on a CPU neither is TRITON_ATTN, which would run in Triton's interpreter.
+    """
+    if platform.device_type != "cuda":
+        return ["TORCH_SDPA"]
+    if platform.capability and platform.capability < (8, 0):
+        return ["FLASH_ATTN", "FLASHINFER", "TORCH_SDPA", "TRITON_ATTN", "FLEX_ATTENTION"]
+    first = ["FLASHINFER", "FLASH_ATTN"] if platform.capability and platform.capability[0] == 10 else ["FLASH_ATTN", "FLASHINFER"]
+    return [*first, "TRITON_ATTN", "FLEX_ATTENTION", "TORCH_SDPA"]

@@ -1,0 +1,92 @@
+"""Which attention backend serves a model on a machine, and why not the others. A pure function; refuses to touch a GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from labkit.attention import registry
+from labkit.attention.interface import AttentionCGSupport, AttentionSpec, Availability, Platform, Reason
+from labkit.errors import BackendError, ConfigError, did_you_mean
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """One backend's answer. `usable` exactly when `reasons` is empty. `order` is its place in the automatic order."""
+
+    name: str
+    usable: bool
+    reasons: tuple[Reason, ...]
+    tier: AttentionCGSupport | None
+    tier_reason: str
+    order: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    """The backend picked (None when nothing can serve) and every candidate, in automatic order, explicit-only ones last."""
+
+    selected: str | None
+    requested: str | None
+    candidates: tuple[Candidate, ...]
+
+    def candidate(self, name: str) -> Candidate:
+        return next(c for c in self.candidates if c.name == name)
+
+
+def candidates(
+    spec: AttentionSpec, platform: Platform, available: Mapping[str, Availability] | None = None
+) -> tuple[Candidate, ...]:
+    """Every backend's answer to `spec` on `platform`.
+
+    `available` maps names to what loads; None assumes that every written provider is installed ("what would a T4 pick?").
+    """
+    order = registry.priority(platform)
+    out = []
+    for name in [*order, *(n for n in registry.BACKENDS if n not in order)]:
+        place = order.index(name) + 1 if name in order else None
+        if registry.BACKENDS[name] is None:
+            out.append(Candidate(name, False, (Reason(registry.UNWRITTEN, "pick another backend"),), None, "", place))
+            continue
+        cls = registry.load(name)
+        reasons = cls.why_not(spec, platform)
+        status = available.get(name) if available is not None else None
+        if status is not None and not status.usable:
+            reasons = [Reason(status.reason, "install it, or pick another backend"), *reasons]
+        tier, why = cls.graph_support(spec, platform)
+        out.append(Candidate(name, not reasons, tuple(reasons), tier, why, place))
+    return tuple(out)
+
+
+def select(
+    spec: AttentionSpec,
+    platform: Platform,
+    requested: str | None = None,
+    available: Mapping[str, Availability] | None = None,
+) -> Selection:
+    """Pick a backend. An explicit choice is never replaced: it works or raises with its reasons.
+
+    Precedence: the `attention_backend` argument is the only place to ask; no environment variable is read.
+
+    Raises:
+        BackendError: the requested backend cannot serve, or none can.
+        ConfigError: there is no backend of that name.
+    """
+    found = candidates(spec, platform, available)
+    if requested is not None:
+        name = requested.upper()
+        if name not in registry.BACKENDS:
+            raise ConfigError(
+                f"attention_backend={requested!r}", "there is no backend of that name", did_you_mean(name, registry.BACKENDS)
+            )
+        mine = next(c for c in found if c.name == name)
+        if not mine.usable:
+            others = [c.name for c in found if c.usable and c.order is not None]
+            hint = f"Usable here: {', '.join(others)}." if others else "No backend can serve this configuration."
+            raise BackendError(f"attention_backend={name!r}", "; ".join(map(str, mine.reasons)), hint)
+        return Selection(name, name, found)
+    usable = [c for c in found if c.usable and c.order is not None]
+    if not usable:
+        why = " | ".join(f"{c.name}: {'; '.join(map(str, c.reasons))}" for c in found)
+        raise BackendError(f"attention for {spec.dtype}, head size {spec.head_size} on {platform.sm}", why, "Change dtype or block_size.")
+    return Selection(min(usable, key=lambda c: c.order or 0).name, None, found)

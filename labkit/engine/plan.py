@@ -1,0 +1,138 @@
+"""From a configuration to everything that follows from it: dtype, lengths, backend, mode, sizes. Pure; refuses to touch a GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from labkit.attention.interface import AttentionCGSupport, AttentionSpec, Availability, Platform
+from labkit.attention.selector import Selection, select
+from labkit.config import CUDAGraphMode, EngineConfig, ModelConfig
+from labkit.errors import ConfigError
+from labkit.graphs.dispatcher import decode_sizes
+from labkit.graphs.modes import requested_mode, resolve
+from labkit.graphs.sizes import DEFAULT_CAP, SM10X_CAP, check_capture_sizes, default_capture_sizes
+
+#: Longest context when none is asked for. A lab rarely needs a model's full length, and every buffer scales with it.
+DEFAULT_MAX_MODEL_LEN = {"cuda": 8192, "cpu": 2048}
+
+
+@dataclasses.dataclass(frozen=True)
+class EnginePlan:
+    """What will be built. `config` has every "auto" replaced; `notes` are sentences a reader should see once."""
+
+    config: EngineConfig
+    platform: Platform
+    spec: AttentionSpec
+    selection: Selection
+    tier: AttentionCGSupport
+    mode: CUDAGraphMode
+    mode_trail: tuple[str, ...]
+    capture_sizes: tuple[int, ...]
+    max_model_len: int
+    dtype: str
+    notes: tuple[str, ...]
+
+    @property
+    def backend(self) -> str:
+        assert self.selection.selected is not None
+        return self.selection.selected
+
+    @property
+    def backend_key(self) -> tuple[object, ...]:
+        """Everything about attention that a graph bakes in."""
+        return (self.backend, self.config.sdpa_kernel, self.config.num_splits)
+
+    @property
+    def layout_key(self) -> tuple[object, ...]:
+        """Everything that fixes the KV cache's and the buffers' shapes: a change moves every address."""
+        config = self.config
+        return (
+            config.block_size,
+            self.max_model_len,
+            config.max_num_seqs,
+            config.max_num_batched_tokens,
+            config.num_gpu_blocks_override,
+            config.gpu_memory_utilization,
+        )
+
+    @property
+    def max_num_rows(self) -> int:
+        """Requests that the buffers hold: a decode graph may be wider than `max_num_seqs`."""
+        return max([self.config.max_num_seqs, *decode_sizes(self.capture_sizes, self.config.max_num_seqs)])
+
+
+def resolve_dtype(asked: str, platform: Platform) -> tuple[str, list[str]]:
+    """The dtype for "auto", and a note where it is not the usual one.
+
+    float32 on a CPU, bfloat16 from sm_80 on, float16 on older GPUs, which have no bfloat16 arithmetic.
+    """
+    old = platform.capability is not None and platform.capability < (8, 0)
+    if asked == "bfloat16" and old:
+        raise ConfigError("dtype='bfloat16'", f"{platform.sm} has no bfloat16 arithmetic (it starts at sm_80)", "Set dtype to float16.")
+    if asked != "auto":
+        return asked, []
+    if platform.device_type != "cuda":
+        return "float32", []
+    if old:
+        return "float16", [f"{platform.sm} has no bfloat16 arithmetic, so dtype='auto' means float16 here."]
+    return "bfloat16", []
+
+
+def make_plan(
+    config: EngineConfig,
+    model: ModelConfig,
+    platform: Platform,
+    available: Mapping[str, Availability] | None = None,
+) -> EnginePlan:
+    """Resolve `config` for a model and a machine.
+
+    Raises:
+        ConfigError, BackendError: a sentence on what cannot work.
+    """
+    dtype, notes = resolve_dtype(config.dtype, platform)
+    max_model_len = config.max_model_len or min(model.max_position_embeddings, DEFAULT_MAX_MODEL_LEN[platform.device_type])
+    if max_model_len > model.max_position_embeddings:
+        raise ConfigError(
+            f"max_model_len={max_model_len}",
+            f"model {model.name!r} was made for {model.max_position_embeddings} positions",
+            f"Take {model.max_position_embeddings} or less.",
+        )
+    spec = AttentionSpec(
+        num_heads=model.num_heads,
+        num_kv_heads=model.num_kv_heads,
+        head_size=model.head_size,
+        dtype=dtype,
+        block_size=config.block_size,
+        max_model_len=max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        sdpa_kernel=config.sdpa_kernel,
+        num_splits=config.num_splits,
+    )
+    selection = select(spec, platform, config.attention_backend, available)
+    assert selection.selected is not None
+    candidate = selection.candidate(selection.selected)
+    assert candidate.tier is not None
+    asked = config.cudagraph_mode if isinstance(config.cudagraph_mode, CUDAGraphMode) else None
+    wanted, why = requested_mode(asked, enforce_eager=config.enforce_eager, optimization_level=config.optimization_level)
+    backend = f"{candidate.name}: {candidate.tier_reason}" if candidate.tier is AttentionCGSupport.NEVER else candidate.name
+    mode, trail = resolve(wanted, candidate.tier, compiled=False, backend=backend)
+    sizes = capture_sizes(config, platform) if mode is not CUDAGraphMode.NONE else []
+    resolved = config.replace(dtype=dtype, max_model_len=max_model_len, cudagraph_mode=mode)
+    return EnginePlan(
+        resolved, platform, spec, selection, candidate.tier, mode, (*why, *trail[1:]), tuple(sizes), max_model_len, dtype, tuple(notes)
+    )
+
+
+def capture_sizes(config: EngineConfig, platform: Platform) -> list[int]:
+    """The user's list checked, or the default formula."""
+    limit, budget = config.max_cudagraph_capture_size, config.max_num_batched_tokens
+    if config.cudagraph_capture_sizes is not None:
+        return check_capture_sizes(config.cudagraph_capture_sizes, budget, limit)
+    if limit is not None and limit > budget:
+        raise ConfigError(
+            f"max_cudagraph_capture_size={limit}", f"is above max_num_batched_tokens={budget}", f"Take {budget} or less."
+        )
+    cap = SM10X_CAP if platform.capability and platform.capability[0] == 10 else DEFAULT_CAP
+    return default_capture_sizes(config.max_num_seqs, budget, cap=cap, max_size=limit)

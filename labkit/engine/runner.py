@@ -1,0 +1,178 @@
+"""Runs one scheduled step on the device: dispatch, fill, prepare, then replay or eager. Refuses to know requests' fates.
+
+It owns the buffers, the KV cache, the backends and the graphs. Graphs outlive a toggle: they are kept under a key that
+names everything baked into them, so switching a backend back finds its captures again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+
+import torch
+
+from labkit.attention.interface import AttentionBackend
+from labkit.attention.metadata import AttentionMetadata
+from labkit.attention.op import ForwardContext, forward_context
+from labkit.config import CUDAGraphMode as Mode
+from labkit.engine.inputs import StepInputs, StepView
+from labkit.engine.report import CaptureRecord
+from labkit.errors import CaptureError
+from labkit.graphs.capture import CapturedGraph, GraphCapturer
+from labkit.graphs.dispatcher import BatchDescriptor, GraphDispatcher, GraphKey
+from labkit.models.decoder import Decoder
+from labkit.paging.kv_cache import KVCache
+from labkit.scheduling.scheduler import ScheduledStep
+
+Progress = Callable[[str, int, int, str], None]
+
+
+@dataclasses.dataclass
+class ForwardResult:
+    """Logits of the requests that sample, in order, `[num_sampling, vocab]`, and how the step ran.
+
+    `logits` is a fresh tensor, never a graph's buffer.
+    """
+
+    logits: torch.Tensor
+    descriptor: BatchDescriptor
+    phases_us: dict[str, float]
+    emulated: bool
+    events: tuple[torch.cuda.Event, torch.cuda.Event] | None
+
+
+class Runner:
+    """One model on one device.
+
+    Args:
+        decoder: the model.
+        kv: the cache it reads and writes.
+        inputs: the persistent buffers, sized for the largest step.
+        max_model_len: longest context, baked into graphs.
+        max_hidden_rows: tokens of the largest captured size, the height of the shared output buffer.
+    """
+
+    def __init__(
+        self, decoder: Decoder, kv: KVCache, inputs: StepInputs, max_model_len: int, max_hidden_rows: int, scale: float
+    ) -> None:
+        self.decoder, self.kv, self.inputs = decoder, kv, inputs
+        self.max_model_len, self.scale, self.device = max_model_len, scale, inputs.device
+        self.backend: AttentionBackend
+        self.dispatcher: GraphDispatcher
+        self.capturer = GraphCapturer(self.device)
+        self._backend_key: tuple[object, ...] = ()
+        self._graphs: dict[tuple[tuple[object, ...], GraphKey], CapturedGraph] = {}
+        self._hidden = torch.zeros(
+            (max_hidden_rows, decoder.config.hidden_size), dtype=kv.data.dtype, device=self.device
+        )
+        self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+        if self.device.type == "cuda":
+            self._events = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+
+    # --- what runs -------------------------------------------------------------------------------------------------
+
+    def use(self, backend: AttentionBackend, key: tuple[object, ...], dispatcher: GraphDispatcher) -> None:
+        """Switch backend and dispatcher. `key` names everything about the backend that a graph bakes in."""
+        self.backend, self._backend_key, self.dispatcher = backend, key, dispatcher
+
+    def missing_graphs(self) -> list[GraphKey]:
+        """Graphs that the dispatcher may ask for and that are not captured yet, in capture order."""
+        return [key for key in self.dispatcher.keys() if (self._backend_key, key) not in self._graphs]
+
+    def capture_missing(self, progress: Progress | None = None) -> list[CaptureRecord]:
+        """Capture what is missing. On failure nothing of this call is kept, and the engine can run without graphs.
+
+        Raises:
+            CaptureError: with the size, the cause and the knob.
+        """
+        todo, records, made = self.missing_graphs(), [], []
+        if not todo:
+            return []
+        try:
+            with self.capturer.session(), torch.inference_mode():
+                for done, key in enumerate(todo):
+                    if progress:
+                        progress("capturing", done, len(todo), f"{key.mode} size {key.size}")
+                    graph = self._capture(key)
+                    self._graphs[self._backend_key, key] = graph
+                    made.append(key)
+                    records.append(graph.record)
+        except CaptureError:
+            for key in made:
+                del self._graphs[self._backend_key, key]
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+            raise
+        if progress:
+            progress("capturing", len(todo), len(todo), "done")
+        return records
+
+    def records(self) -> list[CaptureRecord]:
+        """One record per graph that the current dispatcher can hit, largest first."""
+        found = (self._graphs.get((self._backend_key, key)) for key in self.dispatcher.keys())
+        return [graph.record for graph in found if graph is not None]
+
+    def drop_graphs(self) -> None:
+        """Forget every capture (their addresses are about to change)."""
+        self._graphs.clear()
+
+    def _capture(self, key: GraphKey) -> CapturedGraph:
+        max_query_len = key.size // key.num_reqs if key.uniform else key.size
+        view = self.inputs.fill_dummy(key.size, key.num_reqs, max_query_len, self.max_model_len)
+        self.backend.prepare(view.metadata)
+        # A graph must not see this call's metadata object change under it: it closes over its own copy.
+        metadata = dataclasses.replace(view.metadata)
+        return self.capturer.capture(key.mode, key.size, lambda: self._forward(view, metadata), self._hidden)
+
+    def _forward(self, view: StepView, metadata: AttentionMetadata) -> torch.Tensor:
+        with forward_context(
+            ForwardContext(self.backend, metadata, self.kv.key_caches, self.kv.value_caches, self.scale)
+        ):
+            return self.decoder.forward(view.token_ids, view.positions)
+
+    # --- one step --------------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def execute(self, step: ScheduledStep) -> ForwardResult:
+        """Run one step. Host phases are timed here; nothing waits for the device."""
+        clock, phases = time.perf_counter, {}
+        t0 = clock()
+        descriptor = self.dispatcher.dispatch(step.num_tokens, step.num_reqs, step.is_uniform_decode)
+        graph = self._graphs.get((self._backend_key, descriptor.key)) if descriptor.key else None
+        if graph is None and descriptor.mode is not Mode.NONE:
+            descriptor = BatchDescriptor(Mode.NONE, step.num_tokens, step.num_reqs)
+        t1 = clock()
+        view = self.inputs.fill(step, descriptor.size, descriptor.num_reqs)
+        t2 = clock()
+        metadata = view.metadata
+        if graph is not None and descriptor.key is not None:
+            key = descriptor.key
+            metadata.for_graph = True
+            metadata.max_query_len = key.size // key.num_reqs if key.uniform else key.size
+            metadata.max_seq_len = self.max_model_len
+        self.backend.prepare(metadata)
+        t3 = clock()
+        if self._events:
+            self._events[0].record()
+        if graph is not None:
+            graph.replay()
+            hidden = graph.output
+        else:
+            hidden = self._forward(view, metadata)
+        if self._events:
+            self._events[1].record()
+        logits = self._logits(hidden, view, step)
+        t4 = clock()
+        phases["dispatch"], phases["inputs"] = (t1 - t0) * 1e6, (t2 - t1) * 1e6
+        phases["prepare"], phases["launch"] = (t3 - t2) * 1e6, (t4 - t3) * 1e6
+        return ForwardResult(logits, descriptor, phases, graph is not None and graph.emulated, self._events)
+
+    def _logits(self, hidden: torch.Tensor, view: StepView, step: ScheduledStep) -> torch.Tensor:
+        sampling = sum(item.samples for item in step.requests)
+        if step.is_uniform_decode and sampling == step.num_reqs == step.num_tokens:
+            rows = hidden[:sampling]  # every token is the last of its request
+        else:
+            rows = hidden.index_select(0, view.sample_rows[:sampling])
+        return self.decoder.compute_logits(rows)
+

@@ -1,0 +1,78 @@
+"""From the mode that was asked for to the mode that can run, with every decision in words. Pure; refuses to know torch.
+
+The rules are vLLM 0.33's (`VllmConfig.__post_init__`, then `resolve_cudagraph_mode_and_sizes`).
+"""
+
+from __future__ import annotations
+
+from labkit.attention.interface import AttentionCGSupport as Tier
+from labkit.config import CUDAGraphMode as Mode
+from labkit.errors import ConfigError
+
+#: vLLM's -O levels: O0 no graphs, O1 piecewise, O2 (the default) and O3 both kinds.
+OPTIMIZATION_LEVELS = {0: Mode.NONE, 1: Mode.PIECEWISE, 2: Mode.FULL_AND_PIECEWISE, 3: Mode.FULL_AND_PIECEWISE}
+DEFAULT_MODE = Mode.FULL_AND_PIECEWISE
+
+
+def requested_mode(mode: Mode | None, *, enforce_eager: bool, optimization_level: int | None) -> tuple[Mode, list[str]]:
+    """What the configuration asks for before any backend is known.
+
+    `enforce_eager` beats everything, an explicit mode beats the level, the level beats the default.
+    """
+    if enforce_eager:
+        asked = f" (over {mode.name})" if mode not in (None, Mode.NONE) else ""
+        return Mode.NONE, [f"enforce_eager is set: NONE{asked}"]
+    if mode is not None:
+        return mode, [f"cudagraph_mode asks for {mode.name}"]
+    if optimization_level is not None:
+        if optimization_level not in OPTIMIZATION_LEVELS:
+            raise ConfigError(f"optimization_level={optimization_level!r}", "there is no such level", "Take 0, 1, 2 or 3.")
+        chosen = OPTIMIZATION_LEVELS[optimization_level]
+        return chosen, [f"optimization level O{optimization_level} asks for {chosen.name}"]
+    return DEFAULT_MODE, [f"nothing was asked for: the default is {DEFAULT_MODE.name}"]
+
+
+def resolve(
+    requested: Mode, tier: Tier, compiled: bool, query_len: int = 1, *, backend: str = "the backend", pooling: bool = False
+) -> tuple[Mode, list[str]]:
+    """The mode that will run and the trail that led to it.
+
+    Args:
+        requested: what was asked for.
+        tier: the minimum graph support over all attention layers.
+        compiled: whether the model is split into compiled pieces (PIECEWISE graphs need them).
+        query_len: tokens per request in a decode step (1 + speculative tokens).
+        pooling: whether the model pools instead of generating; no step of it is a uniform decode.
+
+    Raises:
+        ConfigError: FULL was asked for and the backend can never be captured.
+    """
+    mode, trail = requested, [f"requested: {requested.name}"]
+
+    def become(new: Mode, why: str) -> None:
+        nonlocal mode
+        if new is not mode:
+            trail.append(f"{mode.name} → {new.name}: {why}")
+            mode = new
+
+    if pooling and mode.has_full():
+        become(Mode.PIECEWISE, "a pooling model has no uniform decode step")
+    if not compiled:
+        become(mode.without_piecewise(), "PIECEWISE needs a model compiled in pieces, and it is not compiled")
+
+    if mode is Mode.FULL and tier is Tier.NEVER:
+        raise ConfigError(
+            "cudagraph_mode='FULL'",
+            f"{backend} cannot be captured in a graph (tier NEVER)",
+            "Take another attention_backend, or PIECEWISE (compiled), or NONE.",
+        )
+    if mode is Mode.FULL and tier is not Tier.ALWAYS:
+        lower = Mode.FULL_AND_PIECEWISE if compiled else Mode.FULL_DECODE_ONLY
+        become(lower, f"{backend} (tier {tier.name}) cannot capture mixed batches")
+    lower = Mode.PIECEWISE if compiled else Mode.NONE
+    if mode.has_full() and tier is Tier.NEVER:
+        become(lower, f"{backend} (tier NEVER) cannot be captured")
+    if mode.has_full() and query_len > 1 and tier < Tier.UNIFORM_BATCH:
+        become(lower, f"a decode step has {query_len} tokens per request, {backend} (tier {tier.name}) captures one")
+    trail.append(f"resolved: {mode.name}")
+    return mode, trail

@@ -1,0 +1,70 @@
+"""The paged KV cache's tensors, and how many blocks fit. Refuses to know which request owns which block."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from labkit.config import ModelConfig
+from labkit.errors import ConfigError
+
+#: On a CPU there is no device memory to take a share of: the cache gets this many bytes at most.
+CPU_KV_BYTES = 1 << 30
+
+
+@dataclasses.dataclass
+class KVCache:
+    """K and V of all layers: per layer `[num_blocks, block_size, num_kv_heads, head_size]` (NHD).
+
+    Block 0 is the null block: padded table entries point to it and nothing is ever written there. The memory starts at
+    zero, because kernels may read (and mask) the unused tail of a page.
+    """
+
+    data: torch.Tensor  # [num_layers, 2, num_blocks, block_size, num_kv_heads, head_size]
+
+    def __post_init__(self) -> None:
+        self.key_caches = [layer[0] for layer in self.data]
+        self.value_caches = [layer[1] for layer in self.data]
+
+    @classmethod
+    def allocate(
+        cls, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> KVCache:
+        shape = (config.num_layers, 2, num_blocks, block_size, config.num_kv_heads, config.head_size)
+        return cls(torch.zeros(shape, dtype=dtype, device=device))
+
+    @property
+    def num_blocks(self) -> int:
+        return self.data.shape[2]
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.numel() * self.data.element_size()
+
+    def fill_random(self, block_ids: list[int], seed: int) -> None:
+        """Prime blocks with seeded finite values (normal, like normalised keys), to measure a context without a prefill."""
+        generator = torch.Generator(device=self.data.device).manual_seed(seed)
+        index = torch.tensor(block_ids, dtype=torch.int64, device=self.data.device)
+        for layer in self.data:
+            for cache in layer:
+                values = torch.randn(
+                    (len(block_ids), *cache.shape[1:]), generator=generator, device=cache.device, dtype=torch.float32
+                )
+                cache.index_copy_(0, index, values.to(cache.dtype))
+
+
+def num_blocks_that_fit(free_bytes: int, block_bytes: int, max_useful: int, asked: str) -> int:
+    """Blocks for `free_bytes`, at least 2 (the null block and one more), at most `max_useful`.
+
+    Raises:
+        ConfigError: not even two blocks fit; `asked` names the setting that limits them.
+    """
+    blocks = free_bytes // block_bytes
+    if blocks < 2:
+        raise ConfigError(
+            asked,
+            f"leaves {max(0, free_bytes) / 2**20:.0f} MiB for the KV cache, and one block takes {block_bytes / 2**20:.2f} MiB",
+            "Raise gpu_memory_utilization, lower max_num_batched_tokens, or take a smaller model.",
+        )
+    return min(blocks, max_useful)
