@@ -153,7 +153,11 @@ class SamplingParams:
             (_is_int(self.top_k) and self.top_k >= 0, "top_k", "must be a whole number ≥ 0 (0 is off)"),
             (_finite(self.top_p) and 0 <= self.top_p <= 1, "top_p", "must lie in 0…1"),
             (_is_int(self.min_tokens) and self.min_tokens >= 0, "min_tokens", "must be a whole number ≥ 0"),
-            (self.logprobs is None or (_is_int(self.logprobs) and 0 <= self.logprobs <= 100), "logprobs", "must be None or 0…100"),
+            (
+                self.logprobs is None or (_is_int(self.logprobs) and 0 <= self.logprobs <= 100),
+                "logprobs",
+                "must be None or 0…100",
+            ),
             (self.seed is None or _is_int(self.seed), "seed", "must be None or a whole number"),
             (all(isinstance(s, str) and s for s in stop), "stop", "must be non-empty strings"),
         )
@@ -162,7 +166,9 @@ class SamplingParams:
                 raise ConfigError(f"{field}={getattr(self, field)!r}", why, "See SamplingParams.")
         if self.min_tokens > self.max_tokens:
             raise ConfigError(
-                f"min_tokens={self.min_tokens}", f"is above max_tokens={self.max_tokens}", "Raise max_tokens or lower min_tokens."
+                f"min_tokens={self.min_tokens}",
+                f"is above max_tokens={self.max_tokens}",
+                "Raise max_tokens or lower min_tokens.",
             )
 
 
@@ -253,7 +259,9 @@ class EngineConfig:
                 self._check_int(field, low)
         if not (_finite(self.gpu_memory_utilization) and 0 < self.gpu_memory_utilization <= 1):
             raise ConfigError(
-                f"gpu_memory_utilization={self.gpu_memory_utilization!r}", "must lie in (0, 1]", "0.5 leaves half to the notebook."
+                f"gpu_memory_utilization={self.gpu_memory_utilization!r}",
+                "must lie in (0, 1]",
+                "0.5 leaves half to the notebook.",
             )
         self._check_later_chapters()
 
@@ -265,18 +273,22 @@ class EngineConfig:
     def _check_int(self, field: str, low: int) -> None:
         value = getattr(self, field)
         if not _is_int(value) or value < low:
-            raise ConfigError(f"{field}={value!r}", f"must be a whole number ≥ {low}", f"The default is {_default(field)!r}.")
+            raise ConfigError(
+                f"{field}={value!r}", f"must be a whole number ≥ {low}", f"The default is {_default(field)!r}."
+            )
 
     def _check_later_chapters(self) -> None:
         for field in (
             "num_speculative_tokens", "tensor_parallel_size", "quantization", "split_mixed_batches", "batch_invariant",
-            "compilation_mode", "compile_sizes", "splitting_ops", "piecewise_method", "kv_cache_layout", "kv_cache_dtype",
-            "flash_attn_version", "prefill_first",
+            "compilation_mode", "compile_sizes", "splitting_ops", "piecewise_method", "kv_cache_layout",
+            "kv_cache_dtype", "flash_attn_version", "prefill_first",
         ):  # fmt: skip
             value = getattr(self, field)
             if value != _default(field):
                 raise ConfigError(
-                    f"{field}={value!r}", "this version of labkit does not have that part yet", f"Leave it at {_default(field)!r}."
+                    f"{field}={value!r}",
+                    "this version of labkit does not have that part yet",
+                    f"Leave it at {_default(field)!r}.",
                 )
 
     def replace(self, **changes: Any) -> EngineConfig:
@@ -284,7 +296,9 @@ class EngineConfig:
         known = [f.name for f in dataclasses.fields(self)]
         for name in changes:
             if name not in known:
-                raise ConfigError(f"{name}={changes[name]!r}", "EngineConfig has no such field", did_you_mean(name, known))
+                raise ConfigError(
+                    f"{name}={changes[name]!r}", "EngineConfig has no such field", did_you_mean(name, known)
+                )
         return dataclasses.replace(self, **changes)
 
     def as_dict(self) -> dict[str, Any]:

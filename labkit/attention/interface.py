@@ -1,4 +1,4 @@
-"""What an attention backend is: capabilities as data, and three moments. Refuses to know any kernel, and torch at import.
+"""What an attention backend is: capabilities as data, and three moments. Refuses to know any kernel.
 
 `prepare` runs outside any graph and may touch the host. `forward` is what may be captured: it reads device tensors
 only, writes into `out`, allocates nothing that outlives it and never synchronizes. `describe` says what will run.
@@ -185,24 +185,41 @@ def check_capabilities(cap: BackendCapabilities, spec: AttentionSpec, platform: 
     """Compare a capability table with a request, one Reason per failed condition."""
     out: list[Reason] = []
     if platform.device_type not in cap.device_types:
-        out.append(Reason(f"needs {' or '.join(cap.device_types)}, this machine is {platform.device_type}", "run it on a GPU"))
+        out.append(
+            Reason(f"needs {' or '.join(cap.device_types)}, this machine is {platform.device_type}", "run it on a GPU")
+        )
     elif cap.min_capability and platform.capability and platform.capability < cap.min_capability:
         need = f"sm_{cap.min_capability[0]}{cap.min_capability[1]}"
-        out.append(Reason(f"needs compute capability {need} or newer, this GPU is {platform.sm}", "take a newer GPU or TORCH_SDPA"))
+        out.append(
+            Reason(
+                f"needs compute capability {need} or newer, this GPU is {platform.sm}", "take a newer GPU or TORCH_SDPA"
+            )
+        )
     if spec.family != cap.family:
-        out.append(Reason(f"is for {cap.family} attention, the model has {spec.family}", f"pick a backend of the {spec.family} family"))
+        out.append(
+            Reason(
+                f"is for {cap.family} attention, the model has {spec.family}",
+                f"pick a backend of the {spec.family} family",
+            )
+        )
     if spec.dtype not in cap.dtypes:
         out.append(Reason(f"has no kernel for {spec.dtype}", f"set dtype to one of {', '.join(cap.dtypes)}"))
     if spec.kv_cache_dtype not in cap.kv_cache_dtypes:
-        out.append(Reason(f"cannot read a {spec.kv_cache_dtype} KV cache", f"set kv_cache_dtype to {cap.kv_cache_dtypes[0]}"))
+        out.append(
+            Reason(f"cannot read a {spec.kv_cache_dtype} KV cache", f"set kv_cache_dtype to {cap.kv_cache_dtypes[0]}")
+        )
     for what, value, (low, high, multiple) in (
         ("head size", spec.head_size, cap.head_sizes),
         ("page size (block_size)", spec.block_size, cap.block_sizes),
     ):
         if not low <= value <= high or value % multiple:
-            out.append(Reason(f"{what} {value} is not supported", f"it takes multiples of {multiple} from {low} to {high}"))
+            out.append(
+                Reason(f"{what} {value} is not supported", f"it takes multiples of {multiple} from {low} to {high}")
+            )
     if spec.kv_layout not in cap.kv_layouts:
-        out.append(Reason(f"KV layout {spec.kv_layout} is not supported", f"set kv_cache_layout to {cap.kv_layouts[0]}"))
+        out.append(
+            Reason(f"KV layout {spec.kv_layout} is not supported", f"set kv_cache_layout to {cap.kv_layouts[0]}")
+        )
     for asked, has, what in (
         (spec.sliding_window is not None, cap.sliding_window, "a sliding window"),
         (spec.logits_soft_cap is not None, cap.logits_soft_cap, "logits soft-capping"),

@@ -56,7 +56,11 @@ def attention(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.T
     """
     context = _current
     if context is None:
-        raise LabkitError("attention", "there is no forward context", "Call the model through the runner or inside forward_context(…).")
+        raise LabkitError(
+            "attention",
+            "there is no forward context",
+            "Call the model through the runner or inside forward_context(…).",
+        )
     key_cache, value_cache = context.key_caches[layer], context.value_caches[layer]
     write_kv(key, value, key_cache, value_cache, context.metadata.slot_mapping)
     context.backend.forward(query, key_cache, value_cache, output, context.metadata, scale=context.scale)

@@ -1,4 +1,4 @@
-"""The attention backends by name, where each lives, and the order in which a GPU tries them. Pure; refuses to import any."""
+"""The attention backends by name, where each lives, and who is tried first. Pure; refuses to import one unasked."""
 
 from __future__ import annotations
 
@@ -61,5 +61,9 @@ def priority(platform: Platform) -> list[str]:
         return ["TORCH_SDPA"]
     if platform.capability and platform.capability < (8, 0):
         return ["FLASH_ATTN", "FLASHINFER", "TORCH_SDPA", "TRITON_ATTN", "FLEX_ATTENTION"]
-    first = ["FLASHINFER", "FLASH_ATTN"] if platform.capability and platform.capability[0] == 10 else ["FLASH_ATTN", "FLASHINFER"]
+    first = (
+        ["FLASHINFER", "FLASH_ATTN"]
+        if platform.capability and platform.capability[0] == 10
+        else ["FLASH_ATTN", "FLASHINFER"]
+    )
     return [*first, "TRITON_ATTN", "FLEX_ATTENTION", "TORCH_SDPA"]

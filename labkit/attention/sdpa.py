@@ -1,8 +1,8 @@
 """TORCH_SDPA: torch's own scaled_dot_product_attention over gathered pages. Works anywhere; refuses to be fast.
 
-Two paths. *Gathered*: every request brings one token, so all pages are gathered into one dense `[requests, keys]` batch
-and masked; shapes depend on host ints only, so it can be captured. *Per request*: a loop with one call for each request,
-for chunks and prefills; it reads lengths on the host and can never be captured.
+Two paths. *Gathered*: every request brings one token, so all pages are gathered into one dense `[requests, keys]`
+batch and masked; shapes depend on host ints only, so it can be captured. *Per request*: a loop with one call for each
+request, for chunks and prefills; it reads lengths on the host and can never be captured.
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ class TorchSDPABackend(AttentionBackend):
             if spec.dtype == "float32":
                 out.append(Reason(f"sdpa_kernel={kernel!r} has no float32 kernel", "set dtype to float16 or bfloat16"))
             if platform.capability and platform.capability < (8, 0):
-                out.append(Reason(f"sdpa_kernel={kernel!r} needs sm_80 or newer", "set sdpa_kernel to auto, math or efficient"))
+                out.append(
+                    Reason(f"sdpa_kernel={kernel!r} needs sm_80 or newer", "set sdpa_kernel to auto, math or efficient")
+                )
         if kernel == "flash" and spec.sliding_window is not None:
             out.append(Reason("torch's flash kernel takes no mask, so no window", "set sdpa_kernel to auto"))
         return out
@@ -75,7 +77,10 @@ class TorchSDPABackend(AttentionBackend):
     @classmethod
     def graph_support(cls, spec: AttentionSpec, platform: Platform) -> tuple[AttentionCGSupport, str]:
         if spec.sdpa_kernel == "flash":
-            return AttentionCGSupport.NEVER, "torch's flash kernel takes no mask, so requests run one by one with lengths from the host"
+            return (
+                AttentionCGSupport.NEVER,
+                "torch's flash kernel takes no mask, so requests run one by one with lengths from the host",
+            )
         need = gather_bytes(spec)
         if need > GATHER_LIMIT:
             return AttentionCGSupport.NEVER, (
@@ -83,7 +88,7 @@ class TorchSDPABackend(AttentionBackend):
                 f"{need / 2**30:.1f} GiB a layer, above the limit of 1 GiB; lower one of the two"
             )
         return AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE, (
-            f"decodes are gathered over max_model_len ({need / 2**20:.0f} MiB at most); chunks run one request at a time"
+            f"decodes are gathered over max_model_len ({need / 2**20:.0f} MiB at most); chunks run one by one"
         )
 
     def forward(
@@ -109,7 +114,11 @@ class TorchSDPABackend(AttentionBackend):
             self._per_request(query, key_cache, value_cache, output, metadata, scale, window, lse)
 
     def _gathers(self, metadata: AttentionMetadata) -> bool:
-        return metadata.max_query_len == 1 and metadata.num_tokens == metadata.num_reqs and self.spec.sdpa_kernel != "flash"
+        return (
+            metadata.max_query_len == 1
+            and metadata.num_tokens == metadata.num_reqs
+            and self.spec.sdpa_kernel != "flash"
+        )
 
     def _gathered(
         self,
@@ -249,5 +258,11 @@ class TorchSDPABackend(AttentionBackend):
     def describe(self, metadata: AttentionMetadata) -> Sequence[KernelPlan]:
         kernel = f"scaled_dot_product_attention ({self.spec.sdpa_kernel})"
         if self._gathers(metadata):
-            return [KernelPlan(kernel, grid=(metadata.num_reqs,), note=f"one call over pages gathered to {metadata.max_seq_len} keys")]
+            return [
+                KernelPlan(
+                    kernel,
+                    grid=(metadata.num_reqs,),
+                    note=f"one call over pages gathered to {metadata.max_seq_len} keys",
+                )
+            ]
         return [KernelPlan(kernel, grid=(metadata.num_actual_reqs,), note="one call per request")]

@@ -1,4 +1,4 @@
-"""Which attention backend serves a model on a machine, and why not the others. A pure function; refuses to touch a GPU."""
+"""Which attention backend serves a model on a machine, and why not the others. Pure; refuses to touch a GPU."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """The backend picked (None when nothing can serve) and every candidate, in automatic order, explicit-only ones last."""
+    """The backend picked and every candidate, in automatic order, explicit-only ones last."""
 
-    selected: str | None
+    selected: str
     requested: str | None
     candidates: tuple[Candidate, ...]
 
@@ -39,7 +39,7 @@ def candidates(
 ) -> tuple[Candidate, ...]:
     """Every backend's answer to `spec` on `platform`.
 
-    `available` maps names to what loads; None assumes that every written provider is installed ("what would a T4 pick?").
+    `available` maps names to what loads; None assumes that everything is installed ("what would a T4 pick?").
     """
     order = registry.priority(platform)
     out = []
@@ -77,7 +77,9 @@ def select(
         name = requested.upper()
         if name not in registry.BACKENDS:
             raise ConfigError(
-                f"attention_backend={requested!r}", "there is no backend of that name", did_you_mean(name, registry.BACKENDS)
+                f"attention_backend={requested!r}",
+                "there is no backend of that name",
+                did_you_mean(name, registry.BACKENDS),
             )
         mine = next(c for c in found if c.name == name)
         if not mine.usable:
@@ -88,5 +90,9 @@ def select(
     usable = [c for c in found if c.usable and c.order is not None]
     if not usable:
         why = " | ".join(f"{c.name}: {'; '.join(map(str, c.reasons))}" for c in found)
-        raise BackendError(f"attention for {spec.dtype}, head size {spec.head_size} on {platform.sm}", why, "Change dtype or block_size.")
+        raise BackendError(
+            f"attention for {spec.dtype}, head size {spec.head_size} on {platform.sm}",
+            why,
+            "Change dtype or block_size.",
+        )
     return Selection(min(usable, key=lambda c: c.order or 0).name, None, found)

@@ -17,6 +17,7 @@ from labkit.paging.slot_mapping import slot_mapping
 from labkit.scheduling.scheduler import ScheduledStep
 
 _ALIGN = 32  # int32 words, 128 bytes: every segment starts where vector loads like it
+_EMPTY_ROW = (-1, 0, 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +45,8 @@ class _Layout:
 class StepView:
     """One padded step on the device: views into the persistent buffers.
 
-    token_ids, positions: int32 `[num_tokens]`. sample_rows: int32 `[num_reqs]`, the token row of each request that samples.
+    token_ids, positions: int32 `[num_tokens]`.
+    sample_rows: int32 `[num_reqs]`, the token row of each request that samples, then 0.
     """
 
     token_ids: torch.Tensor
@@ -56,7 +58,7 @@ class StepView:
 
 
 class StepInputs:
-    """Owner of the buffers. Capacity: `max_num_tokens` tokens and `max_num_reqs` requests of `max_blocks` blocks each."""
+    """Owner of the buffers, for `max_num_tokens` tokens and `max_num_reqs` requests of `max_blocks` blocks each."""
 
     def __init__(
         self, max_num_tokens: int, max_num_reqs: int, max_blocks: int, block_size: int, device: torch.device
@@ -70,7 +72,8 @@ class StepInputs:
         self._host_table = torch.zeros((max_num_reqs, max_blocks), dtype=torch.int32, pin_memory=pinned)
         self._device_table = torch.zeros_like(self._host_table, device=device) if pinned else self._host_table
         self._table = self._host_table.numpy()
-        self._row_blocks: list[list[int]] = [[] for _ in range(max_num_reqs)]
+        # What each row of the table shows: (request, its preemptions, blocks). A running request only appends.
+        self._rows: list[tuple[int, int, int]] = [_EMPTY_ROW] * max_num_reqs
         self._views: dict[tuple[int, int], StepView] = {}
 
     def view(self, num_tokens: int, num_reqs: int) -> StepView:
@@ -109,7 +112,9 @@ class StepInputs:
             query_start_loc_cpu=on_host["query_start_loc"],
             seq_lens_cpu=on_host["seq_lens"],
         )
-        return StepView(on_device["tokens"], on_device["positions"], on_device["sample_rows"], metadata, on_host, at.words)
+        return StepView(
+            on_device["tokens"], on_device["positions"], on_device["sample_rows"], metadata, on_host, at.words
+        )
 
     def fill(self, step: ScheduledStep, num_tokens: int, num_reqs: int) -> StepView:
         """Write one step, padded to `num_tokens` and `num_reqs`, and start its copy to the device.
@@ -154,18 +159,21 @@ class StepInputs:
     def _fill_table(self, step: ScheduledStep, num_reqs: int) -> None:
         changed = 0
         for row in range(num_reqs):
-            blocks = step.requests[row].request.block_ids if row < step.num_reqs else []
-            known = self._row_blocks[row]
-            if known != blocks:
-                self._table[row, : len(blocks)] = blocks
-                self._table[row, len(blocks) : max(len(known), len(blocks))] = 0
-                self._row_blocks[row] = list(blocks)
+            request = step.requests[row].request if row < step.num_reqs else None
+            blocks = request.block_ids if request else []
+            shown = (request.arrival_index, request.num_preemptions, len(blocks)) if request else _EMPTY_ROW
+            known = self._rows[row]
+            if known != shown:
+                keep = known[2] if known[:2] == shown[:2] else 0
+                self._table[row, keep : len(blocks)] = blocks[keep:]
+                self._table[row, len(blocks) : max(known[2], len(blocks))] = 0
+                self._rows[row] = shown
                 changed = row + 1
         if changed and self._device_table is not self._host_table:
             self._device_table[:changed].copy_(self._host_table[:changed], non_blocking=True)
 
     def fill_dummy(self, num_tokens: int, num_reqs: int, max_query_len: int, max_seq_len: int) -> StepView:
-        """A step that writes nothing and reads one key of the null block, in the worst-case shape, for warm-up and capture.
+        """A step in the worst-case shape that writes nothing and reads the null block, for warm-up and capture.
 
         Args:
             num_tokens, num_reqs: the captured shape; tokens are spread so that the last request takes the remainder.
@@ -180,7 +188,7 @@ class StepInputs:
         host["seq_lens"][:] = np.diff(starts)
         host["seq_lens"][-1] = min(int(host["seq_lens"][-1]), self.max_blocks * self.block_size)
         self._table[:num_reqs] = 0
-        self._row_blocks[:num_reqs] = [[] for _ in range(num_reqs)]
+        self._rows[:num_reqs] = [_EMPTY_ROW] * num_reqs
         if self._device is not self._host:
             self._device[: view.words].copy_(self._host[: view.words], non_blocking=True)
             self._device_table[:num_reqs].copy_(self._host_table[:num_reqs], non_blocking=True)

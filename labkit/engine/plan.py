@@ -1,4 +1,4 @@
-"""From a configuration to everything that follows from it: dtype, lengths, backend, mode, sizes. Pure; refuses to touch a GPU."""
+"""From a configuration to what follows from it: dtype, lengths, backend, mode, sizes. Pure; refuses to touch a GPU."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ class EnginePlan:
 
     @property
     def backend(self) -> str:
-        assert self.selection.selected is not None
         return self.selection.selected
 
     @property
@@ -69,7 +68,11 @@ def resolve_dtype(asked: str, platform: Platform) -> tuple[str, list[str]]:
     """
     old = platform.capability is not None and platform.capability < (8, 0)
     if asked == "bfloat16" and old:
-        raise ConfigError("dtype='bfloat16'", f"{platform.sm} has no bfloat16 arithmetic (it starts at sm_80)", "Set dtype to float16.")
+        raise ConfigError(
+            "dtype='bfloat16'",
+            f"{platform.sm} has no bfloat16 arithmetic (it starts at sm_80)",
+            "Set dtype to float16.",
+        )
     if asked != "auto":
         return asked, []
     if platform.device_type != "cuda":
@@ -91,7 +94,9 @@ def make_plan(
         ConfigError, BackendError: a sentence on what cannot work.
     """
     dtype, notes = resolve_dtype(config.dtype, platform)
-    max_model_len = config.max_model_len or min(model.max_position_embeddings, DEFAULT_MAX_MODEL_LEN[platform.device_type])
+    max_model_len = config.max_model_len or min(
+        model.max_position_embeddings, DEFAULT_MAX_MODEL_LEN[platform.device_type]
+    )
     if max_model_len > model.max_position_embeddings:
         raise ConfigError(
             f"max_model_len={max_model_len}",
@@ -111,17 +116,30 @@ def make_plan(
         num_splits=config.num_splits,
     )
     selection = select(spec, platform, config.attention_backend, available)
-    assert selection.selected is not None
     candidate = selection.candidate(selection.selected)
     assert candidate.tier is not None
     asked = config.cudagraph_mode if isinstance(config.cudagraph_mode, CUDAGraphMode) else None
-    wanted, why = requested_mode(asked, enforce_eager=config.enforce_eager, optimization_level=config.optimization_level)
-    backend = f"{candidate.name}: {candidate.tier_reason}" if candidate.tier is AttentionCGSupport.NEVER else candidate.name
+    wanted, why = requested_mode(
+        asked, enforce_eager=config.enforce_eager, optimization_level=config.optimization_level
+    )
+    backend = (
+        f"{candidate.name}: {candidate.tier_reason}" if candidate.tier is AttentionCGSupport.NEVER else candidate.name
+    )
     mode, trail = resolve(wanted, candidate.tier, compiled=False, backend=backend)
     sizes = capture_sizes(config, platform) if mode is not CUDAGraphMode.NONE else []
     resolved = config.replace(dtype=dtype, max_model_len=max_model_len, cudagraph_mode=mode)
     return EnginePlan(
-        resolved, platform, spec, selection, candidate.tier, mode, (*why, *trail[1:]), tuple(sizes), max_model_len, dtype, tuple(notes)
+        resolved,
+        platform,
+        spec,
+        selection,
+        candidate.tier,
+        mode,
+        (*why, *trail[1:]),
+        tuple(sizes),
+        max_model_len,
+        dtype,
+        tuple(notes),
     )
 
 
@@ -132,7 +150,9 @@ def capture_sizes(config: EngineConfig, platform: Platform) -> list[int]:
         return check_capture_sizes(config.cudagraph_capture_sizes, budget, limit)
     if limit is not None and limit > budget:
         raise ConfigError(
-            f"max_cudagraph_capture_size={limit}", f"is above max_num_batched_tokens={budget}", f"Take {budget} or less."
+            f"max_cudagraph_capture_size={limit}",
+            f"is above max_num_batched_tokens={budget}",
+            f"Take {budget} or less.",
         )
     cap = SM10X_CAP if platform.capability and platform.capability[0] == 10 else DEFAULT_CAP
     return default_capture_sizes(config.max_num_seqs, budget, cap=cap, max_size=limit)

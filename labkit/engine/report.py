@@ -1,4 +1,4 @@
-"""What one step did: mode, size, padding, times. The only thing panels and benchmarks read; refuses to know the engine."""
+"""What one step did: mode, size, padding, times. What panels and benchmarks read; refuses to know the engine."""
 
 from __future__ import annotations
 

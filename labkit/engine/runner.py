@@ -1,7 +1,7 @@
-"""Runs one scheduled step on the device: dispatch, fill, prepare, then replay or eager. Refuses to know requests' fates.
+"""Runs one scheduled step: dispatch, fill, prepare, then replay or eager. Refuses to know what becomes of a request.
 
-It owns the buffers, the KV cache, the backends and the graphs. Graphs outlive a toggle: they are kept under a key that
-names everything baked into them, so switching a backend back finds its captures again.
+It owns the buffers, the KV cache and the graphs. Graphs outlive a toggle: they are kept under a key that names
+everything baked into them, so switching a backend back finds its captures again.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ class Runner:
         self.capturer = GraphCapturer(self.device)
         self._backend_key: tuple[object, ...] = ()
         self._graphs: dict[tuple[tuple[object, ...], GraphKey], CapturedGraph] = {}
+        self.max_hidden_rows = max_hidden_rows
         self._hidden = torch.zeros(
             (max_hidden_rows, decoder.config.hidden_size), dtype=kv.data.dtype, device=self.device
         )
@@ -78,7 +79,7 @@ class Runner:
 
     def missing_graphs(self) -> list[GraphKey]:
         """Graphs that the dispatcher may ask for and that are not captured yet, in capture order."""
-        return [key for key in self.dispatcher.keys() if (self._backend_key, key) not in self._graphs]
+        return [key for key in self.dispatcher.capture_order() if (self._backend_key, key) not in self._graphs]
 
     def capture_missing(self, progress: Progress | None = None) -> list[CaptureRecord]:
         """Capture what is missing. On failure nothing of this call is kept, and the engine can run without graphs.
@@ -110,12 +111,21 @@ class Runner:
 
     def records(self) -> list[CaptureRecord]:
         """One record per graph that the current dispatcher can hit, largest first."""
-        found = (self._graphs.get((self._backend_key, key)) for key in self.dispatcher.keys())
+        found = (self._graphs.get((self._backend_key, key)) for key in self.dispatcher.capture_order())
         return [graph.record for graph in found if graph is not None]
 
     def drop_graphs(self) -> None:
         """Forget every capture (their addresses are about to change)."""
         self._graphs.clear()
+
+    def dummy_run(self, num_tokens: int, num_reqs: int) -> torch.Tensor:
+        """An eager step in the worst shape that writes nothing; returns logits `[num_reqs, vocab]`. For profiling."""
+        longest = min(num_tokens - num_reqs + 1, self.max_model_len)
+        view = self.inputs.fill_dummy(num_tokens, num_reqs, longest, longest)
+        view.metadata.for_graph = False
+        self.backend.prepare(view.metadata)
+        hidden = self._forward(view, view.metadata)
+        return self.decoder.compute_logits(hidden[:num_reqs])
 
     def _capture(self, key: GraphKey) -> CapturedGraph:
         max_query_len = key.size // key.num_reqs if key.uniform else key.size
@@ -175,4 +185,3 @@ class Runner:
         else:
             rows = hidden.index_select(0, view.sample_rows[:sampling])
         return self.decoder.compute_logits(rows)
-

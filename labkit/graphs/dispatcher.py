@@ -1,4 +1,4 @@
-"""The switch that decides, per batch, which graph runs. Pure; refuses to know how a graph was captured or what is in it."""
+"""The switch that decides, per batch, which graph runs. Pure; refuses to know what a graph is."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class GraphDispatcher:
     """Exact FULL key, else PIECEWISE key, else eager.
 
     A batch is a *uniform decode* when every request is decoding, judged by request state and not by token counts: a
-    one-token prompt, or the last token of a chunked prompt, looks the same but belongs to the mixed batches. A graph for
-    decodes would give the right answer there too; keeping them apart makes hit counts mean what they say, and it is what
-    makes the choice safe for kernels that take a different path at one token per request.
+    one-token prompt, or the last token of a chunked prompt, looks the same but belongs to the mixed batches. A graph
+    for decodes would give the right answer there too; keeping them apart makes hit counts mean what they say, and it
+    is what makes the choice safe for kernels that take a different path at one token per request.
 
     Args:
         mode: the resolved mode.
@@ -66,12 +66,13 @@ class GraphDispatcher:
             self.mixed_keys = {s: GraphKey(mixed.name, s, min(s, max_num_seqs), uniform=False) for s in self.sizes}
         if mode.separate_routine() and decode is Mode.FULL:
             self.decode_keys = {
-                s: GraphKey("FULL", s, s // query_len, uniform=True) for s in decode_sizes(self.sizes, max_num_seqs, query_len)
+                s: GraphKey("FULL", s, s // query_len, uniform=True)
+                for s in decode_sizes(self.sizes, max_num_seqs, query_len)
             }
         self._mixed_table = padding_table(list(self.mixed_keys))
         self._decode_table = padding_table(list(self.decode_keys))
 
-    def keys(self) -> list[GraphKey]:
+    def capture_order(self) -> list[GraphKey]:
         """Every graph to capture, in capture order: PIECEWISE before FULL, largest first (the pool is then reused)."""
         keys = [*self.mixed_keys.values(), *self.decode_keys.values()]
         return sorted(keys, key=lambda k: (k.mode != "PIECEWISE", -k.size, k.uniform))

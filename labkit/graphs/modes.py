@@ -26,14 +26,22 @@ def requested_mode(mode: Mode | None, *, enforce_eager: bool, optimization_level
         return mode, [f"cudagraph_mode asks for {mode.name}"]
     if optimization_level is not None:
         if optimization_level not in OPTIMIZATION_LEVELS:
-            raise ConfigError(f"optimization_level={optimization_level!r}", "there is no such level", "Take 0, 1, 2 or 3.")
+            raise ConfigError(
+                f"optimization_level={optimization_level!r}", "there is no such level", "Take 0, 1, 2 or 3."
+            )
         chosen = OPTIMIZATION_LEVELS[optimization_level]
         return chosen, [f"optimization level O{optimization_level} asks for {chosen.name}"]
     return DEFAULT_MODE, [f"nothing was asked for: the default is {DEFAULT_MODE.name}"]
 
 
 def resolve(
-    requested: Mode, tier: Tier, compiled: bool, query_len: int = 1, *, backend: str = "the backend", pooling: bool = False
+    requested: Mode,
+    tier: Tier,
+    compiled: bool,
+    query_len: int = 1,
+    *,
+    backend: str = "the backend",
+    pooling: bool = False,
 ) -> tuple[Mode, list[str]]:
     """The mode that will run and the trail that led to it.
 

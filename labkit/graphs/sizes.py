@@ -25,7 +25,8 @@ def default_capture_sizes(
 ) -> list[int]:
     """The default list of capture sizes, in tokens, ascending.
 
-    1, 2, 4, then every 8 below 256, then every 16, up to min(2 · max_num_seqs · query_len, cap, max_num_batched_tokens).
+    1, 2, 4, then every 8 below 256, then every 16, up to the least of 2 · max_num_seqs · query_len, cap and
+    max_num_batched_tokens.
     `max_num_seqs` itself is added where it fits, so 13 sequences are served by a graph of 13 and not of 16; so is
     `max_num_batched_tokens`. With query_len > 1 the multiples of query_len are added, since a uniform batch has n · q
     tokens. `max_size` replaces the ceiling's first two terms.
@@ -52,7 +53,9 @@ def check_capture_sizes(sizes: Sequence[int], max_num_batched_tokens: int, max_s
         raise ConfigError(what, "the list is empty", "Name at least one size, or set cudagraph_mode to NONE.")
     for size in sizes:
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise ConfigError(what, f"{size!r} is not a whole number of at least 1", "Sizes are numbers of tokens, like 1, 2, 4, 8.")
+            raise ConfigError(
+                what, f"{size!r} is not a whole number of at least 1", "Sizes are numbers of tokens, like 1, 2, 4, 8."
+            )
         if size > max_num_batched_tokens:
             raise ConfigError(
                 what,
@@ -60,7 +63,9 @@ def check_capture_sizes(sizes: Sequence[int], max_num_batched_tokens: int, max_s
                 f"Drop {size} or raise max_num_batched_tokens.",
             )
         if max_size is not None and size > max_size:
-            raise ConfigError(what, f"{size} is above max_cudagraph_capture_size={max_size}", f"Drop {size} or raise that limit.")
+            raise ConfigError(
+                what, f"{size} is above max_cudagraph_capture_size={max_size}", f"Drop {size} or raise that limit."
+            )
     clean = sorted(set(sizes))
     if clean != list(sizes):
         logger.info("cudagraph_capture_sizes %s was sorted and de-duplicated to %s", list(sizes), clean)
@@ -76,5 +81,5 @@ def padding_table(sizes: Sequence[int]) -> list[int]:
 
 
 def pad_to(num_tokens: int, sizes: Sequence[int]) -> int | None:
-    """The smallest captured size that holds `num_tokens`, or None above the largest: that step runs eagerly, unpadded."""
+    """The smallest captured size that holds `num_tokens`, or None above the largest: such a step runs eagerly."""
     return next((size for size in sizes if size >= num_tokens), None)

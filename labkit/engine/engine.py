@@ -1,0 +1,480 @@
+"""The loop: schedule, run, sample, commit, report. Refuses to know prompts as text, model names and files.
+
+`Engine.step` is the step line of the whole project in one function. Everything else here builds or rebuilds the parts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from labkit.attention import registry
+from labkit.attention.interface import Availability, Platform
+from labkit.config import CUDAGraphMode, EngineConfig, SamplingParams
+from labkit.engine.detokenizer import Detokenizer
+from labkit.engine.inputs import StepInputs
+from labkit.engine.plan import EnginePlan, make_plan
+from labkit.engine.report import CaptureRecord, ReconfigureReport, RequestOutput, StepReport, TokenLogprob, Usage
+from labkit.engine.runner import Runner
+from labkit.engine.sampler import Sampler
+from labkit.errors import CaptureError, LabkitError, RequestError
+from labkit.graphs.dispatcher import GraphDispatcher
+from labkit.models.loader import LoadedModel
+from labkit.paging.block_pool import BlockPool
+from labkit.paging.kv_cache import CPU_KV_BYTES, KVCache, num_blocks_that_fit
+from labkit.scheduling.request import Request, RequestStatus
+from labkit.scheduling.scheduler import Scheduler
+from labkit.scheduling.step import SchedulerLimits
+
+Progress = Callable[[str, int, int, str], None]
+
+
+@dataclasses.dataclass
+class _Live:
+    """What the engine keeps about a request beside the scheduler's Request."""
+
+    request: Request
+    detokenizer: Detokenizer
+    prompt: tuple[int, ...]
+    logprobs: list[TokenLogprob] | None
+    error: str | None = None
+
+
+class Engine:
+    """One model on one device, driven step by step.
+
+    Args:
+        model: loaded weights and tokenizer; may be shared by several engines.
+        config: what was asked for.
+        platform: the machine.
+        available: what loads here, per backend name.
+        progress: called as (stage, done, total, detail) while something slow is built.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        config: EngineConfig,
+        platform: Platform,
+        device: torch.device,
+        available: dict[str, Availability],
+        progress: Progress | None = None,
+    ) -> None:
+        self.model, self.platform, self.device = model, platform, device
+        self.available, self.progress = available, progress
+        self.asked = config
+        self.plan = make_plan(config, model.config, platform, available)
+        self.notes: list[str] = list(self.plan.notes)
+        self._live: dict[str, _Live] = {}
+        self._backends: dict[tuple[object, ...], Any] = {}
+        self._weight_bytes = sum(p.numel() * p.element_size() for p in _parameters(model.decoder))
+        self.launches: dict[tuple[str, int], int] = {}
+        self._steps = 0
+        self._ended: list[RequestOutput] = []
+        self._build_layout()
+        self._use_plan()
+
+    # --- building --------------------------------------------------------------------------------------------------
+
+    def _build_layout(self) -> None:
+        """KV cache, buffers, runner, scheduler: everything whose shapes depend on the limits."""
+        plan, config = self.plan, self.plan.config
+        blocks_per_request = -(-plan.max_model_len // config.block_size)
+        self.inputs = StepInputs(
+            max(config.max_num_batched_tokens, max(plan.capture_sizes, default=1)),
+            plan.max_num_rows,
+            blocks_per_request,
+            config.block_size,
+            self.device,
+        )
+        useful = config.max_num_seqs * blocks_per_request + 1
+        num_blocks = config.num_gpu_blocks_override or self._blocks_that_fit(useful)
+        dtype = getattr(torch, plan.dtype)
+        self.kv = KVCache.allocate(self.model.config, num_blocks, config.block_size, dtype, self.device)
+        self.runner = self._make_runner(self.kv)
+        self.sampler = Sampler(self.model.config.vocab_size, self.device, config.max_num_seqs)
+        self.pool = BlockPool(num_blocks, config.block_size, config.enable_prefix_caching)
+        self.scheduler = Scheduler(self._limits(), self.pool)
+
+    def _limits(self) -> SchedulerLimits:
+        config = self.plan.config
+        return SchedulerLimits(
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_model_len=self.plan.max_model_len,
+            block_size=config.block_size,
+            long_prefill_token_threshold=config.long_prefill_token_threshold,
+            enable_chunked_prefill=config.enable_chunked_prefill,
+            enable_prefix_caching=config.enable_prefix_caching,
+        )
+
+    def _make_runner(self, kv: KVCache) -> Runner:
+        rows = max(self.plan.capture_sizes, default=0)
+        scale = self.model.config.head_size**-0.5
+        return Runner(self.model.decoder, kv, self.inputs, self.plan.max_model_len, rows, scale)
+
+    def _blocks_that_fit(self, useful: int) -> int:
+        """Blocks for the share of memory that is left after weights and the largest step, measured by running one."""
+        plan, config = self.plan, self.plan.config
+        dtype = getattr(torch, plan.dtype)
+        block_bytes = self.model.config.kv_bytes_per_token(dtype.itemsize) * config.block_size
+        if self.device.type != "cuda":
+            return num_blocks_that_fit(CPU_KV_BYTES, block_bytes, useful, "the CPU's KV cache budget of 1 GiB")
+        if self.progress:
+            self.progress("profiling", 0, 1, f"one step of {config.max_num_batched_tokens} tokens")
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self.device)
+        self._profile_run()
+        peak = torch.cuda.max_memory_allocated(self.device)
+        torch.cuda.empty_cache()
+        total = torch.cuda.get_device_properties(self.device).total_memory
+        free, _ = torch.cuda.mem_get_info(self.device)
+        held = torch.cuda.memory_reserved(self.device)
+        budget = min(int(total * config.gpu_memory_utilization), free + held) - peak
+        asked = f"gpu_memory_utilization={config.gpu_memory_utilization}"
+        return num_blocks_that_fit(budget, block_bytes, useful, asked)
+
+    @torch.inference_mode()
+    def _profile_run(self) -> None:
+        config = self.plan.config
+        tokens = config.max_num_batched_tokens
+        rows = min(config.max_num_seqs, tokens)
+        kv = KVCache.allocate(self.model.config, 2, config.block_size, getattr(torch, self.plan.dtype), self.device)
+        runner = self._make_runner(kv)
+        runner.use(self._backend(), (), GraphDispatcher(CUDAGraphMode.NONE, [], config.max_num_seqs))
+        runner.dummy_run(tokens, rows)
+        torch.cuda.synchronize(self.device)
+
+    def _backend(self) -> Any:
+        """The plan's backend; instances are kept, since their buffers are baked into graphs."""
+        key = (self.plan.backend_key, self.plan.layout_key)
+        if key not in self._backends:
+            self._backends[key] = registry.load(self.plan.backend)(self.plan.spec, self.device)
+        return self._backends[key]
+
+    def _use_plan(self) -> None:
+        """Point the runner at the plan's backend and sizes, and capture what is missing."""
+        self._dispatch(self.plan.mode)
+        try:
+            self.runner.capture_missing(self.progress)
+        except CaptureError as error:
+            note = f"{error} The engine runs without graphs until then."
+            self.notes.append(note)
+            warnings.warn(note, stacklevel=2)
+            trail = (*self.plan.mode_trail, f"{self.plan.mode.name} → NONE: {error}")
+            config = self.plan.config.replace(cudagraph_mode=CUDAGraphMode.NONE)
+            self.plan = dataclasses.replace(
+                self.plan, mode=CUDAGraphMode.NONE, mode_trail=trail, capture_sizes=(), config=config
+            )
+            self._dispatch(CUDAGraphMode.NONE)
+
+    def _dispatch(self, mode: CUDAGraphMode) -> None:
+        dispatcher = GraphDispatcher(mode, self.plan.capture_sizes, self.plan.config.max_num_seqs)
+        self.runner.use(self._backend(), self.plan.backend_key, dispatcher)
+
+    # --- requests --------------------------------------------------------------------------------------------------
+
+    def add(self, request_id: str, prompt: Sequence[int], params: SamplingParams) -> RequestOutput | None:
+        """Queue a request.
+
+        Returns:
+            Its output when it is over at once (`max_tokens=0`), else None.
+
+        Raises:
+            RequestError: it can never be served; nothing else is touched.
+        """
+        request = Request(request_id, list(prompt), params, self.model.config.eos_token_ids)
+        self.scheduler.add(request)
+        live = _Live(
+            request,
+            Detokenizer(self.model.tokenizer, request.prompt_token_ids, params),
+            tuple(prompt),
+            [] if params.logprobs is not None else None,
+        )
+        if request.finished:
+            return self._output(live, "")
+        self._live[request_id] = live
+        return None
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """End a request now; None when no live request has that id."""
+        live = self._live.pop(request_id, None)
+        if live is None:
+            return None
+        self.scheduler.abort(request_id)
+        return self._output(live, live.detokenizer.push([], final=True))
+
+    def prime(self, request_id: str, context: int, params: SamplingParams, seed: int) -> None:
+        """Queue a request whose first `context` tokens count as computed: its blocks hold seeded finite values."""
+        vocab = self.model.config.vocab_size
+        prompt = [(seed * 7919 + i * 31) % vocab for i in range(context)]
+        request = Request(request_id, prompt, params, self.model.config.eos_token_ids)
+        self.scheduler.prime(request, context)
+        self.kv.fill_random(request.block_ids, seed)
+        self._live[request_id] = _Live(
+            request,
+            Detokenizer(self.model.tokenizer, prompt, params),
+            tuple(prompt),
+            [] if params.logprobs is not None else None,
+        )
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self._live or self._ended)
+
+    def live_ids(self) -> list[str]:
+        return list(self._live)
+
+    # --- one step --------------------------------------------------------------------------------------------------
+
+    def step(self) -> StepReport:
+        """One step: from the call to the sampled tokens on the host.
+
+        Raises:
+            LabkitError: the forward failed; the step is undone, every request is as it was before.
+        """
+        clock = time.perf_counter
+        begin = clock()
+        scheduled = self.scheduler.schedule()
+        t_schedule = clock()
+        if scheduled is None:
+            return self._idle_report(begin)
+        try:
+            result = self.runner.execute(scheduled)
+            t_forward = clock()
+            items = scheduled.requests
+            sampling = [item.request for item in items if item.samples]
+            sampled = self.sampler.sample(result.logits, sampling)
+        except torch.cuda.OutOfMemoryError as error:
+            self.scheduler.rollback(scheduled)
+            raise LabkitError(
+                f"a step of {scheduled.num_tokens} tokens",
+                "the GPU ran out of memory",
+                "Lower gpu_memory_utilization or max_num_batched_tokens.",
+            ) from error
+        except BaseException:
+            self.scheduler.rollback(scheduled)
+            raise
+        t_sample = clock()
+        tokens: list[int | None] = []
+        cursor = iter(range(len(sampling)))
+        for item in items:
+            tokens.append(sampled.token_ids[next(cursor)] if item.samples else None)
+        self._drop_failed(sampling, sampled)
+        self.scheduler.commit(scheduled, tokens)
+        t_commit = clock()
+        outputs = self._take_pending() + self._detokenize(sampling, sampled)
+        end = clock()
+        phases = {
+            "schedule": (t_schedule - begin) * 1e6,
+            **result.phases_us,
+            "sample": (t_sample - t_forward) * 1e6,
+            "commit": (t_commit - t_sample) * 1e6,
+            "detokenize": (end - t_commit) * 1e6,
+        }
+        descriptor = result.descriptor
+        device_us = result.events[0].elapsed_time(result.events[1]) * 1e3 if result.events else None
+        self._steps += 1
+        return StepReport(
+            step_id=self._steps,
+            mode=descriptor.mode.name,
+            size=descriptor.size,
+            num_tokens=scheduled.num_tokens,
+            num_reqs=scheduled.num_reqs,
+            num_padded=descriptor.size - scheduled.num_tokens,
+            max_query_len=scheduled.max_query_len,
+            max_seq_len=scheduled.max_seq_len,
+            backend=self.plan.backend,
+            wall_ms=(end - begin) * 1e3,
+            phases_us=phases,
+            device_us=device_us,
+            launches=self.launches.get((descriptor.mode.name, descriptor.size)),
+            graph_launches=int(descriptor.mode is CUDAGraphMode.FULL and not result.emulated),
+            emulated=result.emulated,
+            num_cached_tokens=scheduled.num_cached_tokens,
+            preempted=scheduled.preempted,
+            scheduled={item.request.request_id: item.num_tokens for item in items},
+            outputs=tuple(outputs),
+        )
+
+    def _idle_report(self, begin: float) -> StepReport:
+        wall = (time.perf_counter() - begin) * 1e3
+        return StepReport(
+            self._steps,
+            "NONE",
+            0,
+            0,
+            0,
+            0,
+            0,
+            0,
+            self.plan.backend,
+            wall,
+            {"schedule": wall * 1e3},
+            outputs=tuple(self._take_pending()),
+        )
+
+    def _take_pending(self) -> list[RequestOutput]:
+        pending, self._ended = self._ended, []
+        return pending
+
+    def _drop_failed(self, sampling: Sequence[Request], sampled: Any) -> None:
+        """A request whose logits are not numbers ends with an error; the others go on."""
+        for request, token, error in zip(sampling, sampled.token_ids, sampled.errors, strict=True):
+            if token is None:
+                self._live[request.request_id].error = error
+                self.scheduler.finish(request.request_id, "error")
+
+    def _detokenize(self, sampling: Sequence[Request], sampled: Any) -> list[RequestOutput]:
+        outputs = []
+        for request, token, logprob in zip(sampling, sampled.token_ids, sampled.logprobs, strict=True):
+            live = self._live.get(request.request_id)
+            if live is None:
+                continue
+            if live.logprobs is not None and logprob is not None:
+                live.logprobs.append(logprob)
+            delta = live.detokenizer.push([] if token is None else [token], final=request.finished)
+            if live.detokenizer.found_stop and request.finish_reason in (None, "length"):
+                if request.finished:
+                    request.finish_reason = "stop"
+                else:
+                    self.scheduler.finish(request.request_id, "stop")
+            if request.finished:
+                del self._live[request.request_id]
+            outputs.append(self._output(live, delta))
+        return outputs
+
+    def _output(self, live: _Live, delta: str) -> RequestOutput:
+        request = live.request
+        return RequestOutput(
+            request_id=request.request_id,
+            prompt_token_ids=live.prompt,
+            token_ids=tuple(request.output_token_ids),
+            text=live.detokenizer.text,
+            delta=delta,
+            finish_reason=request.finish_reason,
+            usage=Usage(len(live.prompt), len(request.output_token_ids), request.num_cached_tokens),
+            logprobs=tuple(live.logprobs) if live.logprobs is not None else None,
+            error=live.error,
+        )
+
+    # --- toggling --------------------------------------------------------------------------------------------------
+
+    def reconfigure(self, **changes: Any) -> ReconfigureReport:
+        """Change settings and keep everything that is still valid; live requests go on.
+
+        A change of limits or page size re-lays the KV cache: live requests are recomputed. The model itself (`model`,
+        `dtype`, `device`, `seed`) cannot change here; `LLM.reconfigure` reloads it.
+
+        Raises:
+            ConfigError, BackendError: nothing was changed.
+        """
+        asked = self.asked.replace(**changes)
+        plan = make_plan(asked, self.model.config, self.platform, self.available)  # raises before anything is touched
+        old, before = self.plan, self.plan.config.as_dict()
+        timings: dict[str, float] = {}
+        kept = ["weights", "tokenizer"]
+        num_notes = len(self.notes)
+        self.asked, self.plan = asked, plan
+        needs_rows = (
+            max(plan.capture_sizes, default=0) > self.runner.max_hidden_rows
+            or plan.max_num_rows > self.inputs.max_num_reqs
+        )
+        begin = time.perf_counter()
+        if plan.layout_key != old.layout_key or needs_rows:
+            self._relayout()
+            timings["kv_cache"] = (time.perf_counter() - begin) * 1e3
+        else:
+            kept.append("kv_cache")
+            self.scheduler.limits = self._limits()
+            self.pool.enable_prefix_caching = plan.config.enable_prefix_caching
+            if not self.pool.enable_prefix_caching:
+                self.pool.reset_prefix_cache()
+        begin = time.perf_counter()
+        self._dispatch(plan.mode)
+        missing = len(self.runner.missing_graphs())
+        self._use_plan()
+        if missing:
+            timings["graphs"] = (time.perf_counter() - begin) * 1e3
+        elif self.runner.records():
+            kept.append("graphs")
+        after = self.plan.config.as_dict()
+        changed = {k: (before[k], after[k]) for k in after if before[k] != after[k]}
+        return ReconfigureReport(changed, timings, tuple(kept), tuple(self.notes[num_notes:]))
+
+    def _relayout(self) -> None:
+        """Rebuild cache, buffers and scheduler for new limits; live requests start again from their tokens."""
+        self.scheduler.preempt_all()
+        waiting = list(self.scheduler.waiting)
+        self.runner.drop_graphs()
+        self._backends.clear()
+        self.launches.clear()
+        del self.runner, self.kv, self.inputs
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        self._build_layout()
+        for request in waiting:
+            self._readmit(request)
+        self._ended += self._take_ended()
+
+    def _readmit(self, request: Request) -> None:
+        """Queue a request again under new limits; one that no longer fits ends with the tokens it has."""
+        request.block_hashes.clear()  # they were made with the old page size
+        if request.num_tokens >= self.scheduler.max_len:
+            request.finish_reason, request.status = "length", RequestStatus.FINISHED
+            return
+        try:
+            self.scheduler.add(request)
+        except RequestError as error:
+            self._live[request.request_id].error = str(error)
+            request.finish_reason, request.status = "error", RequestStatus.FINISHED
+
+    def _take_ended(self) -> list[RequestOutput]:
+        """Requests that a change of limits has ended since the last step."""
+        over = [live for live in self._live.values() if live.request.finished]
+        for live in over:
+            del self._live[live.request.request_id]
+        return [self._output(live, live.detokenizer.push([], final=True)) for live in over]
+
+    def reset(self) -> list[RequestOutput]:
+        """Abort every request and forget the prefix cache."""
+        outputs = [self.abort(request_id) for request_id in self.live_ids()]
+        self.pool.reset_prefix_cache()
+        return [output for output in outputs if output is not None]
+
+    # --- what it costs ---------------------------------------------------------------------------------------------
+
+    @property
+    def capture_records(self) -> list[CaptureRecord]:
+        return self.runner.records()
+
+    def memory(self) -> dict[str, int]:
+        """Bytes: weights, kv, graphs (growth of the pool while capturing), peak (CUDA allocator, 0 on a CPU)."""
+        peak = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
+        graphs = int(sum(r.mib for r in self.capture_records) * 2**20)
+        return {"weights": self._weight_bytes, "kv": self.kv.nbytes, "graphs": graphs, "peak": peak}
+
+    def close(self) -> None:
+        """Give the memory back. Safe to call twice."""
+        if not hasattr(self, "runner"):
+            return
+        self._live.clear()
+        self.runner.drop_graphs()
+        self._backends.clear()
+        del self.runner, self.kv, self.inputs, self.sampler, self.scheduler, self.pool
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _parameters(decoder: Any) -> list[torch.Tensor]:
+    """The distinct weights: a tied head is counted once."""
+    seen = {p.data_ptr(): p for p in decoder.parameters()}
+    return list(seen.values())
