@@ -19,7 +19,7 @@ from labkit.attention.interface import Availability, Platform
 from labkit.config import CUDAGraphMode, EngineConfig, SamplingParams
 from labkit.engine.detokenizer import Detokenizer
 from labkit.engine.inputs import StepInputs
-from labkit.engine.plan import EnginePlan, make_plan
+from labkit.engine.plan import make_plan
 from labkit.engine.report import CaptureRecord, ReconfigureReport, RequestOutput, StepReport, TokenLogprob, Usage
 from labkit.engine.runner import Runner
 from labkit.engine.sampler import Sampler

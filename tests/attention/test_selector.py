@@ -1,0 +1,166 @@
+"""Selection as a pure question: which backend, why not the others, on GPUs that are not here."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from labkit.attention import registry
+from labkit.attention.interface import AttentionSpec, Availability, Platform
+from labkit.attention.selector import candidates, select
+from labkit.config import EngineConfig, ModelConfig
+from labkit.engine.plan import make_plan, resolve_dtype
+from labkit.errors import BackendError, ConfigError, LabkitError
+
+SPEC = AttentionSpec(32, 8, 128, "bfloat16", 16)
+HALF = dataclasses.replace(SPEC, dtype="float16")
+LOADS = {"TRITON_ATTN": Availability(True), "TORCH_SDPA": Availability(True)}
+MODEL = ModelConfig("m", 512, 64, 128, 2, 4, 2, 32, 4096)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "spec", "picked"),
+    [
+        ("T4", HALF, "TORCH_SDPA"),
+        ("A100", SPEC, "TRITON_ATTN"),
+        ("H200", SPEC, "TRITON_ATTN"),
+        ("B200", SPEC, "TRITON_ATTN"),
+        ("RTX 5090", SPEC, "TRITON_ATTN"),
+        ("cpu", dataclasses.replace(SPEC, dtype="float32"), "TORCH_SDPA"),
+    ],
+)
+def test_what_each_gpu_picks(gpu: str, spec: AttentionSpec, picked: str) -> None:
+    selection = select(spec, registry.platform_for_gpu(gpu))
+    assert selection.selected == picked
+    for candidate in selection.candidates:
+        assert candidate.usable == (not candidate.reasons), candidate.name
+
+
+def test_all_six_names_are_listed_and_the_unwritten_ones_say_so() -> None:
+    found = {c.name: c for c in candidates(SPEC, registry.platform_for_gpu("H200"))}
+    assert set(found) == set(registry.BACKENDS) and len(found) == 6
+    for name in ("FLASH_ATTN", "FLASHINFER", "FLEX_ATTENTION", "XFORMERS"):
+        assert not found[name].usable and registry.UNWRITTEN in str(found[name].reasons[0])
+    assert found["XFORMERS"].order is None, "XFORMERS is never picked automatically"
+
+
+@pytest.mark.parametrize("capability", [(7, 0), (7, 5), (8, 0), (8, 9), (9, 0), (10, 3), (11, 0), (12, 1), (13, 0)])
+def test_every_capability_has_an_answer(capability: tuple[int, int]) -> None:
+    assert select(HALF, Platform("cuda", capability)).selected in ("TRITON_ATTN", "TORCH_SDPA")
+
+
+def test_c19_turing_falls_back_and_an_explicit_choice_fails_at_once() -> None:
+    """Being importable is not being able to run: sm_75 never gets FlashAttention, and is told why."""
+    turing = registry.platform_for_gpu("T4")
+    everything = {name: Availability(True) for name in registry.BACKENDS}
+    selection = select(HALF, turing, None, everything)
+    assert selection.selected == "TORCH_SDPA"
+    assert not selection.candidate("FLASH_ATTN").usable and selection.candidate("FLASH_ATTN").reasons
+    with pytest.raises(BackendError, match="FLASH_ATTN"):
+        select(HALF, turing, "FLASH_ATTN", everything)
+
+
+def test_c21_an_explicit_choice_is_never_replaced() -> None:
+    odd = dataclasses.replace(SPEC, head_size=300)
+    with pytest.raises(BackendError) as error:
+        select(odd, registry.platform_for_gpu("H200"), "triton_attn")
+    assert error.value.what == "attention_backend='TRITON_ATTN'"
+    assert "head size 300" in error.value.why and "TORCH_SDPA" in error.value.try_
+    assert select(SPEC, registry.platform_for_gpu("H200"), "torch_sdpa").selected == "TORCH_SDPA"
+
+
+@pytest.mark.parametrize(("name", "hint"), [("TRITON_ATN", "TRITON_ATTN"), ("flashinfr", "FLASHINFER"), ("sdpa", "TORCH_SDPA")])
+def test_c21_a_misspelt_name_is_answered_with_the_closest(name: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=hint):
+        select(SPEC, Platform("cpu"), name)
+    with pytest.raises(ConfigError, match=hint):
+        EngineConfig(attention_backend=name)
+
+
+def test_c21_names_are_taken_in_any_case_and_auto_means_no_choice() -> None:
+    assert EngineConfig(attention_backend="triton_attn").attention_backend == "TRITON_ATTN"
+    assert EngineConfig(attention_backend="auto").attention_backend is None
+
+
+def test_c22_float32_goes_to_backends_that_have_it() -> None:
+    spec = dataclasses.replace(SPEC, dtype="float32")
+    assert select(spec, registry.platform_for_gpu("H200")).selected in ("TRITON_ATTN", "TORCH_SDPA")
+
+
+def test_c22_auto_means_float16_on_turing_with_one_notice() -> None:
+    turing = registry.platform_for_gpu("T4")
+    dtype, notes = resolve_dtype("auto", turing)
+    assert dtype == "float16" and len(notes) == 1 and "sm_75" in notes[0]
+    plan = make_plan(EngineConfig(), MODEL, turing)
+    assert plan.dtype == "float16" and plan.notes == tuple(notes)
+    with pytest.raises(ConfigError, match="float16"):
+        resolve_dtype("bfloat16", turing)
+    assert resolve_dtype("auto", registry.platform_for_gpu("A100")) == ("bfloat16", [])
+    assert resolve_dtype("auto", Platform("cpu")) == ("float32", [])
+
+
+def test_an_import_error_is_shown_as_it_is() -> None:
+    broken = {**LOADS, "TRITON_ATTN": Availability(False, "OSError: libcuda.so.1: cannot open shared object file")}
+    selection = select(SPEC, registry.platform_for_gpu("H200"), None, broken)
+    assert selection.selected == "TORCH_SDPA"
+    assert "libcuda.so.1" in str(selection.candidate("TRITON_ATTN").reasons[0])
+
+
+def test_when_nothing_can_serve_every_reason_is_named() -> None:
+    nothing = {name: Availability(False, f"{name} is not here") for name in registry.BACKENDS}
+    with pytest.raises(BackendError) as error:
+        select(SPEC, registry.platform_for_gpu("H200"), None, nothing)
+    assert "TORCH_SDPA is not here" in error.value.why and "TRITON_ATTN is not here" in error.value.why
+
+
+def test_on_a_cpu_triton_is_never_automatic() -> None:
+    spec = dataclasses.replace(SPEC, dtype="float32")
+    selection = select(spec, Platform("cpu"), None, LOADS)
+    assert selection.selected == "TORCH_SDPA" and selection.candidate("TRITON_ATTN").order is None
+
+
+def test_an_unknown_gpu_is_answered() -> None:
+    with pytest.raises(ConfigError, match="H200"):
+        registry.platform_for_gpu("H20O")
+    assert registry.platform_for_gpu("rtx5090").capability == (12, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"max_num_seqs": 0}, "max_num_seqs=0"),
+        ({"block_size": -1}, "block_size=-1"),
+        ({"max_num_batched_tokens": 1.5}, "max_num_batched_tokens=1.5"),
+        ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization"),
+        ({"dtype": "bf16"}, "dtype='bf16'"),
+        ({"cudagraph_mode": "FULLL"}, "Did you mean 'FULL'"),
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size=2"),
+        ({"max_model_len": 5000}, "5000"),
+        ({"cudagraph_capture_sizes": [0, 4]}, "0 is not"),
+        ({"max_cudagraph_capture_size": 9000}, "9000"),
+        ({"cudagraph_mode": "FULL", "attention_backend": "TORCH_SDPA", "max_model_len": 4096, "sdpa_kernel": "flash"}, "NEVER"),
+    ],
+)
+def test_bad_settings_are_refused_with_their_name(changes: dict[str, object], named: str) -> None:
+    with pytest.raises(LabkitError, match=named.replace("'", ".")):
+        make_plan(EngineConfig(**changes), MODEL, registry.platform_for_gpu("H200"), LOADS)  # type: ignore[arg-type]
+
+
+def test_an_unknown_field_is_answered() -> None:
+    with pytest.raises(ConfigError, match="attention_backend"):
+        EngineConfig().replace(attention_backnd="TRITON_ATTN")
+
+
+def test_the_plan_says_how_the_mode_came_about() -> None:
+    hopper = registry.platform_for_gpu("H200")
+    plan = make_plan(EngineConfig(), MODEL, hopper, LOADS)
+    assert plan.mode.name == "FULL_DECODE_ONLY" and plan.backend == "TRITON_ATTN"
+    assert "PIECEWISE needs a model compiled in pieces" in " ".join(plan.mode_trail)
+    assert make_plan(EngineConfig(cudagraph_mode="FULL"), MODEL, hopper, LOADS).mode.name == "FULL"
+    sdpa = make_plan(
+        EngineConfig(cudagraph_mode="FULL", attention_backend="TORCH_SDPA", max_model_len=512), MODEL, hopper, LOADS
+    )
+    assert sdpa.mode.name == "FULL_DECODE_ONLY"
+    eager = make_plan(EngineConfig(cudagraph_mode="FULL", enforce_eager=True), MODEL, hopper, LOADS)
+    assert eager.mode.name == "NONE" and eager.capture_sizes == ()
