@@ -1,0 +1,367 @@
+"""Measured rows with their origin: schema, checks, files, look-up. Refuses to know how rows are measured.
+
+A file is one JSON object `{"schema", "provenance", "rows"}`, compressed. Raw samples travel with every row, and the
+percentiles beside them are recomputed at every load: a file whose numbers disagree is refused.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import functools
+import gzip
+import json
+import math
+import os
+import tempfile
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from labkit.errors import LabkitError, did_you_mean
+from labkit.measure.provenance import Kind, Provenance, ProvenanceError
+from labkit.measure.stats import Measurement, summary
+
+SCHEMA = 1
+#: A stored row has at least this many samples.
+MIN_SAMPLES = 50
+#: Samples are stored to 0.1 µs; percentiles of what is stored may differ from what is written by this much, in ms.
+RESOLUTION_MS = 1e-4
+
+SHIPPED = Path(__file__).resolve().parents[1] / "data" / "recordings"
+
+
+class RecordingError(LabkitError, ValueError):
+    """A recording that cannot be read, or cannot be believed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One configuration measured, in steps of `LLM.step()`.
+
+    requested_mode, mode: the graph mode asked for, and the one the step ran in (NONE, PIECEWISE, FULL).
+    size: tokens that ran, padding included. context: tokens of KV before the first step; it grows by one a step.
+    query_len: tokens per request and step. compile: the compilation mode. primed: KV was filled, not computed.
+    p10_ms, p50_ms, p90_ms: of `samples_ms`, wall time of a step; n of them.
+    host_us, device_us: medians of host time over all phases and of the forward on the device (None without a GPU).
+    launches, graph_launches: what the host starts per step, from a trace (None where nothing can be traced).
+    launch_cost_us: host microseconds per launch by kind, measured in the same run.
+    gb_s: bytes a step must read over p50_ms. floor_ms: those bytes at the measured copy bandwidth. tok_s: tokens
+    a second. peak_mib: peak of the device allocator. phases_us: medians of host time per phase.
+    launches_by_kind: `launches` and copies, split. emulated: the "graph" was the CPU's emulation.
+    weights: "real" or "random".
+    """
+
+    model: str
+    dtype: str
+    backend: str
+    backend_version: str | None
+    requested_mode: str
+    mode: str
+    size: int
+    batch: int
+    context: int
+    query_len: int
+    compile: str
+    primed: bool
+    p10_ms: float
+    p50_ms: float
+    p90_ms: float
+    n: int
+    samples_ms: tuple[float, ...]
+    host_us: float
+    device_us: float | None
+    launches: int | None
+    graph_launches: int
+    launch_cost_us: dict[str, float]
+    gb_s: float | None
+    floor_ms: float | None
+    tok_s: float
+    peak_mib: float
+    phases_us: dict[str, float] = dataclasses.field(default_factory=dict)
+    launches_by_kind: dict[str, int] = dataclasses.field(default_factory=dict)
+    emulated: bool = False
+    weights: str = "random"
+
+    @property
+    def key(self) -> tuple[str, str, str, int, int]:
+        """What tells rows of one recording apart: model, backend, requested mode, batch, context."""
+        return (self.model, self.backend, self.requested_mode, self.batch, self.context)
+
+    @property
+    def host_outside_us(self) -> float:
+        """Host time of all phases but the forward itself."""
+        return self.host_us - self.phases_us.get("launch", 0.0)
+
+    def measurement(self, kind: Kind, label: str = "") -> Measurement:
+        """The samples as a number of a kind, to take ratios of."""
+        return Measurement(Kind(kind), self.samples_ms, label or f"{self.requested_mode} batch {self.batch}")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {**dataclasses.asdict(self), "samples_ms": list(self.samples_ms)}
+
+    @classmethod
+    def from_dict(cls, data: Any, where: str = "a row") -> Row:
+        """Read what `as_dict` wrote, and check every value.
+
+        Raises:
+            RecordingError: a field is missing, unknown, of the wrong type, or disagrees with the samples.
+        """
+        if not isinstance(data, Mapping):
+            raise RecordingError(where, f"is {type(data).__name__}, not an object", "Record again with this version.")
+        fields = {f.name: f for f in dataclasses.fields(cls)}
+        for name in data:
+            if name not in fields:
+                raise RecordingError(where, f"has an unknown field {name!r}", did_you_mean(str(name), fields))
+        for name, field in fields.items():
+            if name not in data:
+                raise RecordingError(where, f"has no {name!r}", "Record again with this version.")
+            if not _matches(data[name], str(field.type)):
+                raise RecordingError(
+                    where, f"{name}={data[name]!r} is not of type {field.type}", "Record again with this version."
+                )
+        row = cls(**{**data, "samples_ms": tuple(float(s) for s in data["samples_ms"])})
+        row.check(where)
+        return row
+
+    def check(self, where: str = "a row") -> None:
+        """Raise RecordingError unless the numbers of this row agree with each other."""
+        again = "The file was edited or damaged; record again."
+        if self.n != len(self.samples_ms) or not self.samples_ms:
+            raise RecordingError(where, f"says n={self.n} and holds {len(self.samples_ms)} samples", again)
+        if not all(math.isfinite(s) and s > 0 for s in self.samples_ms):
+            raise RecordingError(where, "holds a sample that is not a time above zero", again)
+        found = summary(self.samples_ms)
+        for name in ("p10", "p50", "p90"):
+            stored, computed = getattr(self, f"{name}_ms"), getattr(found, name)
+            if not abs(stored - computed) <= RESOLUTION_MS:
+                raise RecordingError(where, f"says {name}_ms={stored} and its samples give {computed:.4f}", again)
+        if not 1 <= self.batch * self.query_len <= self.size:
+            raise RecordingError(where, f"ran {self.batch} × {self.query_len} tokens in a size of {self.size}", again)
+
+
+def _matches(value: Any, annotation: str) -> bool:
+    if annotation.endswith("| None"):
+        return value is None or _matches(value, annotation.removesuffix("| None").strip())
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if annotation == "float":
+        return number and math.isfinite(value)
+    if annotation == "int":
+        return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    if annotation == "tuple[float, ...]":
+        return isinstance(value, (list, tuple)) and all(_matches(v, "float") for v in value)
+    if annotation.startswith("dict[str, "):
+        inner = annotation.removeprefix("dict[str, ").removesuffix("]")
+        return isinstance(value, Mapping) and all(isinstance(k, str) and _matches(v, inner) for k, v in value.items())
+    return isinstance(value, {"str": str, "bool": bool}[annotation])
+
+
+def stored_samples(samples_ms: Iterable[float]) -> tuple[float, ...]:
+    """Samples at the resolution in which they are kept, 0.1 µs; percentiles are taken of these."""
+    return tuple(round(float(s), 4) for s in samples_ms)
+
+
+@dataclasses.dataclass(frozen=True)
+class Padded:
+    """What a batch costs under an edited list of capture sizes, answered from recorded rows.
+
+    row: None when the size it would run in was not recorded. size: the captured size, or the batch where it is eager.
+    note: one sentence on what was looked up.
+    """
+
+    row: Row | None
+    size: int
+    mode: str
+    note: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Recording:
+    """Rows of one run and where they come from."""
+
+    provenance: Provenance
+    rows: tuple[Row, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The object that `labkit bench` and `labkit record` print, and that a file holds."""
+        return {
+            "schema": SCHEMA,
+            "provenance": self.provenance.as_dict(),
+            "rows": [row.as_dict() for row in self.rows],
+        }
+
+    @classmethod
+    def from_dict(cls, data: Any, where: str = "a recording") -> Recording:
+        """Read what `as_dict` wrote, and check everything.
+
+        Raises:
+            RecordingError, ProvenanceError: with what is wrong and in which row.
+        """
+        if not isinstance(data, Mapping):
+            raise RecordingError(
+                where, f"holds {type(data).__name__}, not an object", "Name a file that `labkit record` wrote."
+            )
+        if data.get("schema") != SCHEMA:
+            raise RecordingError(
+                where,
+                f"has schema {data.get('schema')!r}, and this version reads schema {SCHEMA}",
+                "Read it with the version that wrote it, or record again.",
+            )
+        missing = [name for name in ("provenance", "rows") if name not in data]
+        if missing or not isinstance(data["rows"], list):
+            raise RecordingError(where, "has no provenance or no list of rows", "Record again with this version.")
+        provenance = Provenance.from_dict(data["provenance"])
+        rows = tuple(Row.from_dict(row, f"{where}, row {i}") for i, row in enumerate(data["rows"]))
+        out = cls(provenance, rows)
+        out.check(where)
+        return out
+
+    def check(self, where: str = "a recording") -> None:
+        """Raise RecordingError unless rows are distinct and, where stored, have enough samples."""
+        seen: set[tuple[Any, ...]] = set()
+        for i, row in enumerate(self.rows):
+            if row.key in seen:
+                raise RecordingError(f"{where}, row {i}", f"repeats {row.key}", "Keep one row of each configuration.")
+            seen.add(row.key)
+            if self.provenance.kind is Kind.RECORDED and row.n < MIN_SAMPLES:
+                raise RecordingError(
+                    f"{where}, row {i}",
+                    f"has {row.n} samples, a recording needs {MIN_SAMPLES}",
+                    "Record with more steps.",
+                )
+        if self.rows and self.provenance.n > min(row.n for row in self.rows):
+            raise RecordingError(where, f"says n={self.provenance.n} and has a row with fewer samples", "Record again.")
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write a compressed file, whole or not at all. What is stored is a recording: LIVE becomes RECORDED."""
+        kind = Kind.RECORDED if self.provenance.kind is Kind.LIVE else self.provenance.kind
+        out = Recording(self.provenance.replace(kind=kind), self.rows)
+        out.check(Path(path).name)
+        text = json.dumps(out.as_dict(), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        return write_atomically(Path(path), gzip.compress(text.encode(), mtime=0))
+
+    # --- look-up ---------------------------------------------------------------------------------------------------
+
+    def values(self, field: str, **fixed: Any) -> list[Any]:
+        """The distinct recorded values of a row's field, ascending, among rows that match `fixed`."""
+        names = [f.name for f in dataclasses.fields(Row)]
+        for name in (field, *fixed):
+            if name not in names:
+                raise RecordingError(f"values({name!r})", "a row has no such field", did_you_mean(name, names))
+        return sorted({getattr(row, field) for row in self._matching(fixed)})
+
+    def find(
+        self,
+        *,
+        model: str,
+        backend: str,
+        requested_mode: str,
+        batch: int,
+        context: int,
+    ) -> Row | None:
+        """The row of exactly this configuration, or None.
+
+        A decode step runs the same way under every mode that gives decodes a FULL graph; where the mode asked for was
+        not recorded itself, a row whose step ran in that mode answers (`row.requested_mode` names what was recorded).
+        """
+        rows = list(self._matching({"model": model, "backend": backend, "batch": batch, "context": context}))
+        for row in rows:
+            if row.requested_mode == requested_mode:
+                return row
+        decode = "FULL" if requested_mode.startswith("FULL") else requested_mode
+        return next((row for row in rows if row.mode == decode and row.size == row.batch), None)
+
+    def snap(self, field: str, value: float, **fixed: Any) -> Any:
+        """The recorded value of `field` nearest to `value`; the lower one of two that are equally near."""
+        points = self.values(field, **fixed)
+        if not points:
+            raise RecordingError(
+                f"{field} near {value}", f"nothing is recorded for {fixed}", "Pick another configuration."
+            )
+        return min(points, key=lambda p: (abs(p - value), p))
+
+    def padded(
+        self, *, model: str, backend: str, batch: int, context: int, sizes: Sequence[int], requested_mode: str = "FULL"
+    ) -> Padded:
+        """What `batch` would cost were these the capture sizes: the recorded step of the size it is padded to.
+
+        A graph does the work of its size whatever part of it is padding, so the recorded step of a full batch of that
+        size answers, at the same context. (Padded rows read no KV, so at long contexts the answer is an upper bound.)
+        Above the largest size the batch runs eagerly, unpadded.
+        """
+        ordered = sorted(set(sizes))
+        at = bisect.bisect_left(ordered, batch)
+        common: dict[str, Any] = {"model": model, "backend": backend, "context": context}
+        if at == len(ordered):
+            row = self.find(**common, requested_mode="NONE", batch=batch)
+            largest = ordered[-1] if ordered else 0
+            note = f"batch {batch} is above the largest size {largest}: it runs eagerly"
+            return Padded(row, batch, "NONE", note if row else f"{note}, and NONE was not recorded at this batch")
+        size = ordered[at]
+        row = self.find(**common, requested_mode=requested_mode, batch=size)
+        note = f"batch {batch} runs in the graph of size {size}" + (
+            f", {size - batch} of it padding" if size > batch else ""
+        )
+        return Padded(row, size, "FULL", note if row else f"{note}, and that size was not recorded")
+
+    def _matching(self, fixed: Mapping[str, Any]) -> Iterable[Row]:
+        return (row for row in self.rows if all(getattr(row, name) == value for name, value in fixed.items()))
+
+
+def load(path: str | os.PathLike[str]) -> Recording:
+    """Read and check a recording, compressed or not.
+
+    Raises:
+        RecordingError, ProvenanceError: the file is missing, damaged, of another schema, or disagrees with itself.
+    """
+    path = Path(path)
+    try:
+        raw = path.read_bytes()
+        text = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+        data = json.loads(text)
+    except FileNotFoundError:
+        raise RecordingError(path.name, "there is no such file", "Check the name.") from None
+    except OSError as error:  # gzip's own complaints are OSErrors too
+        raise RecordingError(path.name, f"cannot be read ({error.strerror or error})", "Copy the file again.") from None
+    except (EOFError, ValueError, zlib.error) as error:
+        raise RecordingError(
+            path.name, f"is damaged ({type(error).__name__}: {error})", "Copy the file again."
+        ) from None
+    return Recording.from_dict(data, path.name)
+
+
+@functools.cache
+def shipped() -> tuple[Recording, ...]:
+    """The recordings that come with the package, by file name; read once."""
+    if not SHIPPED.is_dir():
+        return ()
+    return tuple(load(path) for path in sorted(SHIPPED.glob("*.json.gz")))
+
+
+def write_atomically(path: Path, data: bytes) -> Path:
+    """Put `data` at `path`, whole or not at all, also when the process is killed half way."""
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise RecordingError(
+            path.name, f"cannot be written ({error.strerror})", "Name a file in a folder you may write."
+        ) from None
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    return path
+
+
+__all__ = [
+    "MIN_SAMPLES", "SCHEMA", "Padded", "ProvenanceError", "Recording", "RecordingError", "Row", "load", "shipped",
+    "stored_samples", "write_atomically",
+]  # fmt: skip
