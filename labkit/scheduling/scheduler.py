@@ -20,10 +20,10 @@ from collections.abc import Sequence
 
 from labkit.errors import ConfigError, LabkitError, RequestError
 from labkit.paging.block_pool import BlockPool, blocks_for
-from labkit.scheduling.limits import SchedulerLimits, chunk_size, longest_request, refuse_hopeless
 from labkit.scheduling.prefix import cached_prefix, register_full_blocks
 from labkit.scheduling.request import Request, RequestStatus
-from labkit.scheduling.step import ScheduledRequest, ScheduledStep
+from labkit.scheduling.rules import chunk_size, longest_request, refuse_hopeless
+from labkit.scheduling.step import ScheduledRequest, ScheduledStep, SchedulerLimits
 from labkit.scheduling.stops import finish_reason
 
 __all__ = ["ScheduledRequest", "ScheduledStep", "Scheduler", "SchedulerLimits"]

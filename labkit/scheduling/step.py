@@ -1,4 +1,4 @@
-"""What a step is: plain values between the scheduler and the stations behind it.
+"""What a step is and what bounds it: plain values between the scheduler and the stations behind it.
 
 Refuses to know how a step is chosen, torch and tensors.
 """
@@ -10,6 +10,25 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from labkit.scheduling.request import Request
+
+
+@dataclasses.dataclass(frozen=True)
+class SchedulerLimits:
+    """Bounds of a step and of a request, named as in `EngineConfig`.
+
+    max_num_seqs: requests running at once. max_num_batched_tokens: tokens in one step.
+    max_model_len: prompt and output of one request together.
+    long_prefill_token_threshold: most tokens of one request's prefill in one step, 0 for no such cap.
+    enable_chunked_prefill: when False a prompt runs in one step (see `rules.chunk_size`).
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    block_size: int
+    long_prefill_token_threshold: int = 0
+    enable_chunked_prefill: bool = True
+    enable_prefix_caching: bool = True
 
 
 class ScheduledRequest(NamedTuple):

@@ -1,33 +1,13 @@
-"""What bounds a step and a request, and the rules that follow from the bounds alone, as pure functions.
+"""Rules that follow from the limits alone, as pure functions: how long a chunk, how long a request, what is refused.
 
 Refuses to know which requests run and what is in the pool right now.
 """
 
 from __future__ import annotations
 
-import dataclasses
-
 from labkit.errors import RequestError
 from labkit.scheduling.request import Request
-
-
-@dataclasses.dataclass(frozen=True)
-class SchedulerLimits:
-    """Bounds of a step and of a request, named as in `EngineConfig`.
-
-    max_num_seqs: requests running at once. max_num_batched_tokens: tokens in one step.
-    max_model_len: prompt and output of one request together.
-    long_prefill_token_threshold: most tokens of one request's prefill in one step, 0 for no such cap.
-    enable_chunked_prefill: when False a prompt runs in one step (see `chunk_size`).
-    """
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    block_size: int
-    long_prefill_token_threshold: int = 0
-    enable_chunked_prefill: bool = True
-    enable_prefix_caching: bool = True
+from labkit.scheduling.step import SchedulerLimits
 
 
 def chunk_size(owed: int, budget: int, limits: SchedulerLimits) -> int:
