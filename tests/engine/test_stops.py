@@ -106,6 +106,12 @@ def test_matches_completed_while_stopping_is_forbidden_are_passed_over(early, la
     assert found == first_completed_match(before + "".join(late), stops, allowed_from=len(before))
 
 
+def test_a_match_may_begin_inside_one_that_was_passed_over():
+    matcher = StopStrings(["aba"])
+    assert matcher.feed("aba", may_stop=False) is None
+    assert matcher.feed("ba") == (2, 5)
+
+
 @pytest.mark.parametrize("pieces", [["abcd"], ["a", "b", "c", "d"], ["ab", "cd"], ["abc", "d"]])
 def test_the_match_does_not_depend_on_where_the_text_was_cut(pieces):
     matcher = StopStrings(["abcd", "bc"])
