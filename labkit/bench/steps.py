@@ -1,0 +1,391 @@
+"""How long one decode step takes, eager and under graphs, in one run. Refuses to know how a step works.
+
+The context is *primed* (KV filled with seeded values), the modes take turns, and two yardsticks of the same run stand
+beside them: what the launches alone cost the host, and the time the memory needs for the bytes a step must read.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from labkit.config import CUDAGraphMode, EngineConfig
+from labkit.engine.report import StepReport
+from labkit.errors import ConfigError, LabkitError
+from labkit.graphs.sizes import default_capture_sizes, pad_to
+from labkit.measure import launches, limits
+from labkit.measure.launches import LaunchCount
+from labkit.measure.provenance import Kind, collect
+from labkit.measure.recordings import Recording, Row, stored_samples
+from labkit.measure.stats import Ratio, ratio, summary
+
+if TYPE_CHECKING:
+    from labkit.llm import LLM
+
+Progress = Callable[[str, int, int, str], None]
+ShouldStop = Callable[[], bool]
+
+#: NONE counts as honest when a step takes at most this many times what its launches alone cost, plus other host work.
+STRAW_MAN = 1.3
+#: The graph mode unless another is asked for: the engine's own default for a model that is not compiled.
+GRAPH_MODE = CUDAGraphMode.FULL_DECODE_ONLY
+
+
+def _quiet(stage: str, done: int, total: int, detail: str) -> None:
+    pass
+
+
+@dataclasses.dataclass(frozen=True)
+class Yardsticks:
+    """Measured once per run: host microseconds per launch by kind (empty on a CPU) and copy bandwidth in GB/s."""
+
+    launch_cost_us: dict[str, float]
+    copy_gb_s: float
+
+
+def measure_yardsticks(llm: LLM, progress: Progress = _quiet) -> Yardsticks:
+    """The yardsticks of the machine `llm` runs on, in its dtype and hidden size."""
+    progress("yardsticks", 0, 2, "launch cost")
+    cost: dict[str, float] = {}
+    if llm.device.type == "cuda":
+        cost = launches.launch_cost_us(
+            llm.device, dtype=llm.config.dtype, hidden=llm.model_config.hidden_size, triton=_triton_probe(llm.device)
+        )
+    progress("yardsticks", 1, 2, "copy bandwidth")
+    return Yardsticks(cost, limits.copy_bandwidth_gb_s(llm.device))
+
+
+def _triton_probe(device: Any) -> Callable[[], Any] | None:
+    """A call that starts one small Triton kernel the way the engine does, or None where Triton cannot."""
+    import torch
+
+    try:
+        from labkit.attention.kernels.probe import launch_once
+
+        return launch_once(torch.zeros(8, device=device))
+    except Exception:  # no Triton for this platform, or one that does not work: that kind then has no cost
+        return None
+
+
+# --- a decode step -------------------------------------------------------------------------------------------------
+
+
+def measure_steps(
+    llm: LLM,
+    batch: int,
+    context: int,
+    *,
+    steps: int = 50,
+    warmup: int = 10,
+    progress: Progress = _quiet,
+    should_stop: ShouldStop | None = None,
+    count: bool = True,
+) -> tuple[list[StepReport], LaunchCount]:
+    """Decode steps of `batch` requests, the first with `context` tokens of KV each, and the launches of one more.
+
+    The warm-up runs before `context` is reached (where it is long enough) and is not among the reports. Fewer than
+    `steps` reports come back only when `should_stop` said yes.
+
+    Raises:
+        ConfigError: batch or context does not fit the engine's limits.
+    """
+    before = min(warmup, context - 1)
+    longest, widest = llm.config.max_model_len or 0, llm.config.max_num_seqs
+    last = context - before + warmup + steps + 2
+    if context < 1 or last > longest:
+        raise ConfigError(
+            f"context={context} with {steps} steps",
+            f"must be at least 1 and end below max_model_len={longest} (it ends at {last})",
+            "Lower context or steps, or raise max_model_len.",
+        )
+    if not 1 <= batch <= widest:
+        raise ConfigError(
+            f"batch={batch}", f"must lie in 1…max_num_seqs={widest}", "Lower batch or raise max_num_seqs."
+        )
+    reports: list[StepReport] = []
+    counted = LaunchCount(None, reason="not counted")
+    llm.reset()
+    try:
+        llm.prime(batch, context - before, warmup + steps + 2)
+        for i in range(warmup + steps):
+            if should_stop is not None and should_stop():
+                return reports, counted
+            report = llm.step()
+            if report.num_reqs != batch:
+                raise LabkitError(
+                    f"a step of {batch} requests",
+                    f"only {report.num_reqs} of them ran, so the KV cache is too small for all",
+                    "Raise gpu_memory_utilization or num_gpu_blocks_override, or lower batch or context.",
+                )
+            if i >= warmup:
+                reports.append(report)
+            progress("measuring", max(0, i + 1 - warmup), steps, f"batch {batch}, context {context}")
+        if count:
+            counted = launches.count(llm.step)
+    finally:
+        llm.reset()
+    return reports, counted
+
+
+def make_row(
+    llm: LLM,
+    reports: Sequence[StepReport],
+    *,
+    batch: int,
+    context: int,
+    requested_mode: str | None = None,
+    counted: LaunchCount | None = None,
+    yardsticks: Yardsticks | None = None,
+    primed: bool = True,
+) -> Row:
+    """One row from the reports of decode steps of one configuration; without yardsticks there is no floor.
+
+    Raises:
+        LabkitError: there are no reports, or they did not all run in the same mode and size.
+    """
+    if not reports:
+        raise LabkitError("a row", "no step was measured", "Let at least one step run.")
+    ran = {(r.mode, r.size) for r in reports}
+    if len(ran) != 1:
+        raise LabkitError(
+            f"a row of {len(reports)} steps",
+            f"they ran in {len(ran)} configurations ({', '.join(f'{m} {s}' for m, s in sorted(ran))}), a row holds one",
+            "Measure decode steps of one batch.",
+        )
+    ((mode, size),) = ran
+    config, counted = llm.config, counted or LaunchCount(None)
+    samples = stored_samples(r.wall_ms for r in reports)
+    found = summary(samples)
+    kv_tokens = statistics.fmean(r.max_seq_len for r in reports)
+    num_bytes = limits.step_bytes(llm.model_config, config.dtype, batch, kv_tokens)
+    on_device = [r.device_us for r in reports if r.device_us is not None]
+    asked = requested_mode or llm.cudagraph_mode.name
+    return Row(
+        model=Path(config.model).name,
+        dtype=config.dtype,
+        backend=reports[0].backend,
+        backend_version=_backend_version(reports[0].backend),
+        requested_mode=asked,
+        mode=mode,
+        size=size,
+        batch=batch,
+        context=context,
+        query_len=reports[0].num_tokens // batch,
+        compile=config.compilation_mode,
+        primed=primed,
+        p10_ms=round(found.p10, 5),
+        p50_ms=round(found.p50, 5),
+        p90_ms=round(found.p90, 5),
+        n=found.n,
+        samples_ms=samples,
+        host_us=round(statistics.median(r.host_us for r in reports), 2),
+        device_us=round(statistics.median(on_device), 2) if on_device else None,
+        launches=counted.launches,
+        graph_launches=counted.graph_launches if counted.launches is not None else reports[0].graph_launches,
+        launch_cost_us=dict(yardsticks.launch_cost_us) if yardsticks else {},
+        gb_s=round(num_bytes / found.p50 / 1e6, 2),
+        floor_ms=round(limits.floor_ms(num_bytes, yardsticks.copy_gb_s), 5) if yardsticks else None,
+        tok_s=round(batch / found.p50 * 1e3, 2),
+        peak_mib=round(llm.memory.get("peak", 0) / 2**20, 1),
+        phases_us={name: round(us, 2) for name, us in _median_phases(reports).items()},
+        launches_by_kind=dict(counted.by_kind),
+        emulated=reports[0].emulated,
+        weights=llm.weights,
+    )
+
+
+def _median_phases(reports: Sequence[StepReport]) -> dict[str, float]:
+    names = {name: None for r in reports for name in r.phases_us}
+    return {name: statistics.median(r.phases_us.get(name, 0.0) for r in reports) for name in names}
+
+
+def _backend_version(name: str) -> str | None:
+    from labkit.attention import registry
+
+    return registry.availability(name).version if registry.BACKENDS.get(name) else None
+
+
+def bench_step(
+    llm: LLM,
+    batch: int,
+    context: int,
+    *,
+    steps: int = 50,
+    warmup: int = 10,
+    progress: Progress = _quiet,
+    should_stop: ShouldStop | None = None,
+    requested_mode: str | None = None,
+    yardsticks: Yardsticks | None = None,
+) -> Row:
+    """`measure_steps` and `make_row` in one call, in the configuration that `llm` is in."""
+    reports, counted = measure_steps(
+        llm, batch, context, steps=steps, warmup=warmup, progress=progress, should_stop=should_stop
+    )
+    return make_row(
+        llm,
+        reports,
+        batch=batch,
+        context=context,
+        requested_mode=requested_mode,
+        counted=counted,
+        yardsticks=yardsticks,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Eager beside graphs at one batch and context, and whether the eager side was a fair opponent.
+
+    ratio: eager over graph. launches: of both sides. host_outside_us: host time of the eager step outside the forward.
+    explained_us: Σ launches × cost. limit_us: STRAW_MAN × explained + host_outside; `fair` when the eager p50 is within
+    it; None where launches cannot be counted.
+    """
+
+    batch: int
+    context: int
+    eager: Row
+    graph: Row
+    ratio: Ratio
+    explained_us: float | None
+    limit_us: float | None
+    fair: bool | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "batch": self.batch,
+            "context": self.context,
+            "modes": [self.eager.requested_mode, self.graph.requested_mode],
+            "ratio": self.ratio.value,
+            "ratio_low": self.ratio.low,
+            "ratio_high": self.ratio.high,
+            "shown": self.ratio.shown,
+            "launches": [self.eager.launches, self.graph.launches],
+            "eager_us": self.eager.p50_ms * 1e3,
+            "explained_us": self.explained_us,
+            "host_outside_us": self.eager.host_outside_us,
+            "limit_us": self.limit_us,
+            "fair": self.fair,
+        }
+
+
+def compare(eager: Row, graph: Row, kind: Kind = Kind.LIVE) -> Comparison:
+    """Put an eager row beside the graph row of the same batch and context."""
+    explained = limit = fair = None
+    if eager.launches is not None and eager.launch_cost_us:
+        kinds = {k: n for k, n in eager.launches_by_kind.items() if k != "copy"}
+        explained = launches.explained_us(kinds, eager.launch_cost_us)
+        limit = STRAW_MAN * explained + eager.host_outside_us
+        fair = eager.p50_ms * 1e3 <= limit
+    found = ratio(eager.measurement(kind), graph.measurement(kind))
+    return Comparison(eager.batch, eager.context, eager, graph, found, explained, limit, fair)
+
+
+def comparisons(recording: Recording) -> list[Comparison]:
+    """Every eager row of a recording beside the graph rows of the same model, backend, batch and context."""
+    eager = {(r.model, r.backend, r.batch, r.context): r for r in recording.rows if r.mode == "NONE"}
+    graphs = [r for r in recording.rows if r.mode != "NONE"]
+    keys = [((r.model, r.backend, r.batch, r.context), r) for r in graphs]
+    return [compare(eager[key], row, recording.provenance.kind) for key, row in keys if key in eager]
+
+
+def bench(
+    config: EngineConfig,
+    batches: Sequence[int] = (1,),
+    contexts: Sequence[int] = (512,),
+    *,
+    size: int | None = None,
+    steps: int = 100,
+    warmup: int = 10,
+    command: str | None = None,
+    progress: Progress = _quiet,
+    should_stop: ShouldStop | None = None,
+) -> tuple[Recording, list[str]]:
+    """Step latency of every batch × context, eager and in the graph mode of `config` (FULL_DECODE_ONLY by default).
+
+    The two modes take turns, graph – eager – eager – graph, half of the samples each time, so that a drift of the
+    machine meets both. Prefix caching is off. Only the graphs that the batches need are captured, unless `config` has
+    a list of sizes.
+
+    Args:
+        size: the one capture size to use; None pads as the engine's default list does.
+
+    Returns:
+        The rows, and sentences a reader should see (a mode that was lowered, say).
+    """
+    from labkit.llm import LLM
+
+    config = config.replace(enable_prefix_caching=False)
+    modes = bench_modes(config)
+    sizes = _sizes_for(config, batches, size)
+    if modes[0] is not CUDAGraphMode.NONE:
+        config = config.replace(cudagraph_mode=modes[0], cudagraph_capture_sizes=sizes)
+    elif not config.enforce_eager:
+        config = config.replace(cudagraph_mode=CUDAGraphMode.NONE)
+    rows, turns = [], [*modes, *reversed(modes)]
+    half = -(-steps // 2)
+    with LLM(config=config, progress=progress) as llm:
+        yardsticks = measure_yardsticks(llm, progress)
+        for batch, context in itertools.product(batches, contexts):
+            reports: dict[CUDAGraphMode, list[StepReport]] = collections.defaultdict(list)
+            counted: dict[CUDAGraphMode, LaunchCount] = {}
+            for mode in turns:
+                if len(modes) > 1:
+                    llm.reconfigure(cudagraph_mode=mode)
+                found, counts = measure_steps(
+                    llm, batch, context, steps=half, warmup=warmup, progress=progress, should_stop=should_stop,
+                    count=mode not in counted,
+                )  # fmt: skip
+                reports[mode] += found
+                counted.setdefault(mode, counts)
+            for mode in modes:
+                if len(modes) > 1:
+                    llm.reconfigure(cudagraph_mode=mode)
+                rows.append(
+                    make_row(
+                        llm,
+                        reports[mode],
+                        batch=batch,
+                        context=context,
+                        requested_mode=mode.name,
+                        counted=counted[mode],
+                        yardsticks=yardsticks,
+                    )  # fmt: skip
+                )
+        notes = [*llm.notes, *_reasons(counted.values())]
+        device = llm.device.type
+    order = "for each batch and context: " + " ".join(mode.name for mode in turns)
+    provenance = collect(
+        Kind.LIVE, command, order=order, n=min(row.n for row in rows), primed=True, device=device
+    )  # fmt: skip
+    return Recording(provenance, tuple(rows)), notes
+
+
+def bench_modes(config: EngineConfig) -> list[CUDAGraphMode]:
+    """The modes that `bench` measures: graphs and NONE, or NONE alone where graphs were declined."""
+    if config.enforce_eager or config.cudagraph_mode is CUDAGraphMode.NONE or config.optimization_level == 0:
+        return [CUDAGraphMode.NONE]
+    asked = config.cudagraph_mode
+    return [asked if isinstance(asked, CUDAGraphMode) else GRAPH_MODE, CUDAGraphMode.NONE]
+
+
+def _sizes_for(config: EngineConfig, batches: Sequence[int], size: int | None) -> tuple[int, ...]:
+    """The capture sizes that the batches run in."""
+    if size is not None:
+        return (size,)
+    if config.cudagraph_capture_sizes is not None:
+        return tuple(config.cudagraph_capture_sizes)
+    default = default_capture_sizes(config.max_num_seqs, config.max_num_batched_tokens)
+    found = {pad_to(batch, default) for batch in batches}
+    return tuple(sorted(s for s in found if s is not None)) or (default[-1],)
+
+
+def _reasons(counts: Iterable[LaunchCount]) -> list[str]:
+    reasons = {f"Launches were not counted: {c.reason}." for c in counts if c.launches is None and c.reason}
+    lost = ["The launch trace lost a kernel; its kinds are uncertain."] if any(not c.complete for c in counts) else []
+    return sorted(reasons) + lost
