@@ -1,0 +1,181 @@
+"""What a Hugging Face folder says and holds: its shape, its tensors. Refuses pickles, foreign code, and to guess.
+
+Only safetensors are read: they hold numbers and nothing else. What the decoder does not compute (another activation,
+another rotary scaling, a sliding window, quantised weights …) is refused with a sentence, never ignored.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from labkit.config import ModelConfig, RopeScaling
+from labkit.errors import LoadError
+
+if TYPE_CHECKING:
+    import torch
+
+#: Architectures whose forward pass the decoder computes, by the name in config.json.
+ARCHITECTURES = {"LlamaForCausalLM": "llama", "Qwen3ForCausalLM": "qwen3"}
+_FLOATS = ("F32", "F16", "BF16")
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+
+def load_config(folder: Path, name: str | None = None) -> ModelConfig:
+    """The shape in a folder's `config.json`, and the EOS ids of `generation_config.json` where it names any.
+
+    Raises:
+        LoadError: no readable config.json, an architecture or a feature that the decoder does not compute, or code.
+    """
+    data = read_json(folder / "config.json")
+    if data is None:
+        raise LoadError(f"model folder {folder}", "there is no config.json", "Give a Hugging Face model folder.")
+    _refuse_unsupported(data, folder)
+
+    def number(key: str, default: int | None = None) -> int:
+        value = data.get(key)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise LoadError(str(folder / "config.json"), f"{key}={value!r} is no whole number ≥ 1", "Fix the file.")
+        return value
+
+    qwen3 = ARCHITECTURES[data["architectures"][0]] == "qwen3"
+    hidden, heads = number("hidden_size"), number("num_attention_heads")
+    # transformers' own defaults for a key that is absent
+    max_positions = number("max_position_embeddings", 32768 if qwen3 else 2048)
+    theta, scaling = _rope(data, folder, max_positions)
+    generation = read_json(folder / "generation_config.json") or {}
+    eos = generation.get("eos_token_id")
+    eos = data.get("eos_token_id") if eos is None else eos
+    return ModelConfig(
+        name=name or folder.resolve().name,
+        vocab_size=number("vocab_size"),
+        hidden_size=hidden,
+        intermediate_size=number("intermediate_size"),
+        num_layers=number("num_hidden_layers"),
+        num_heads=heads,
+        num_kv_heads=number("num_key_value_heads", heads),
+        head_size=number("head_dim", 128 if qwen3 else hidden // heads),
+        max_position_embeddings=max_positions,
+        rms_norm_eps=float(data.get("rms_norm_eps", 1e-6)),
+        rope_theta=theta,
+        rope_scaling=scaling,
+        tie_word_embeddings=bool(data.get("tie_word_embeddings", False)),
+        qk_norm=qwen3,
+        attention_bias=bool(data.get("attention_bias", False)),
+        architecture="qwen3" if qwen3 else "llama",
+        bos_token_id=data.get("bos_token_id"),
+        eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
+    )
+
+
+def _refuse_unsupported(data: Mapping[str, Any], folder: Path) -> None:
+    what = f"model folder {folder}"
+    if "auto_map" in data:
+        why = "it wants to run Python code from the folder (auto_map), which is never done here"
+        raise LoadError(what, why, "Use a model of a supported architecture that brings no code.")
+    names = data.get("architectures") or [f"model_type {data.get('model_type')}"]
+    if names[0] not in ARCHITECTURES:
+        raise LoadError(what, f"its architecture is {names[0]}", f"Supported: {', '.join(ARCHITECTURES)}.")
+    sliding = data.get("use_sliding_window") or "sliding_attention" in (data.get("layer_types") or ())
+    activation = data.get("hidden_act", "silu")
+    for found, why in (
+        (activation != "silu", f"its activation is {activation!r} and only 'silu' is computed"),
+        (data.get("mlp_bias"), "its MLP has biases (mlp_bias), which are not computed"),
+        (sliding, "its attention slides over a window, which the decoder does not ask for"),
+        (data.get("quantization_config"), "its weights are quantised (quantization_config)"),
+    ):
+        if found:
+            raise LoadError(what, why, "Use a plain Llama or Qwen3 model in fp32, fp16 or bf16.")
+
+
+def _rope(data: Mapping[str, Any], folder: Path, max_positions: int) -> tuple[float, RopeScaling | None]:
+    """Base and scaling of the rotary embedding, from `rope_parameters` or from the older pair of keys."""
+    parameters = {**(data.get("rope_scaling") or {}), **(data.get("rope_parameters") or {})}
+    theta = float(parameters.get("rope_theta") or data.get("rope_theta") or 10_000.0)
+    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    whole = (parameters.get("partial_rotary_factor") or data.get("partial_rotary_factor") or 1.0) == 1.0
+    if kind == "default" and whole:
+        return theta, None
+    if kind != "llama3" or not whole:
+        raise LoadError(
+            f"model folder {folder}",
+            f"its rotary embedding is of type {kind!r} or covers a part of each head",
+            "Supported: 'default' and 'llama3', over whole heads.",
+        )
+    try:
+        return theta, RopeScaling(
+            factor=float(parameters["factor"]),
+            low_freq_factor=float(parameters["low_freq_factor"]),
+            high_freq_factor=float(parameters["high_freq_factor"]),
+            original_max_position_embeddings=int(parameters.get("original_max_position_embeddings") or max_positions),
+        )
+    except KeyError as error:
+        why = f"the llama3 rotary scaling lacks {error}"
+        raise LoadError(str(folder / "config.json"), why, "Copy the file again.") from error
+
+
+def read_tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Name and tensor, on the CPU and as stored, of everything in the folder's safetensors files."""
+    from safetensors import SafetensorError, safe_open
+
+    for path in _weight_files(folder):
+        try:
+            with safe_open(str(path), framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118, not a dict
+                    dtype = file.get_slice(name).get_dtype()
+                    if dtype not in _FLOATS:
+                        why = f"tensor {name} is stored as {dtype}"
+                        raise LoadError(str(path), why, "Use weights in fp32, fp16 or bf16.")
+                    yield name, file.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise LoadError(str(path), f"the file is damaged: {error}", "Copy or fetch the folder again.") from error
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a folder: one, or the shards that an index names."""
+    what = f"model folder {folder}"
+    index = read_json(folder / "model.safetensors.index.json")
+    if index is not None:
+        names = sorted(set((index.get("weight_map") or {}).values()))
+        outside = [name for name in names if Path(name).name != name]
+        if outside or not names:
+            raise LoadError(what, f"the index names no file in it: {shortened(outside)}", "Copy the folder again.")
+        absent = [name for name in names if not (folder / name).is_file()]
+        if absent:
+            why = f"{len(absent)} of {len(names)} shards are missing: {shortened(absent)}"
+            raise LoadError(what, why, "Copy them too.")
+        return [folder / name for name in names]
+    found = sorted(folder.glob("*.safetensors"))
+    if (folder / "model.safetensors") in found:
+        return [folder / "model.safetensors"]
+    if found:
+        return found
+    pickles = sorted(path.name for path in folder.iterdir() if path.suffix in _PICKLES)
+    if pickles:
+        raise LoadError(
+            what,
+            f"its weights are pickle files ({shortened(pickles)}), which can run any code when they are read",
+            "Convert them to safetensors where you trust them: AutoModelForCausalLM…save_pretrained(folder).",
+        )
+    raise LoadError(what, "there is no *.safetensors file", "Give a folder with weights.")
+
+
+def shortened(names: list[str], limit: int = 4) -> str:
+    """The first names of a list and how many more there are."""
+    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """A JSON object, or None when there is no such file. LoadError when it cannot be read."""
+    if not path.is_file():
+        return None
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise LoadError(str(path), f"the file cannot be read as JSON: {error}", "Copy the folder again.") from error
+    if not isinstance(data, dict):
+        raise LoadError(str(path), "the file holds no JSON object", "Copy the folder again.")
+    return data
