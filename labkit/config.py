@@ -114,7 +114,7 @@ class ModelConfig:
         """Weights counted once: a tied LM head is the embedding."""
         h, d = self.hidden_size, self.head_size
         attn = h * d * (2 * self.num_heads + 2 * self.num_kv_heads)
-        attn += d * (self.num_heads + 2 * self.num_kv_heads) if self.attention_bias else 0
+        attn += d * (self.num_heads + 2 * self.num_kv_heads) + h if self.attention_bias else 0
         attn += 2 * d if self.qk_norm else 0
         layer = attn + 3 * h * self.intermediate_size + 2 * h
         return self.num_layers * layer + h + self.vocab_size * h * (1 if self.tie_word_embeddings else 2)
