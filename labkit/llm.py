@@ -9,6 +9,7 @@ with LLM("smollm2-135m-instruct") as llm:
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -388,7 +389,5 @@ def find_backends(platform: Platform, requested: str | None = None) -> dict[str,
     from labkit.attention import registry
 
     if requested == "TRITON_ATTN" and platform.device_type == "cpu":
-        from labkit.attention.kernels.launch import use_interpreter
-
-        use_interpreter()
+        os.environ.setdefault("TRITON_INTERPRET", "1")  # read once, when Triton is first imported
     return {name: registry.availability(name) for name in registry.BACKENDS}

@@ -80,7 +80,7 @@ def random_batch(
     poison: bool = True,
     spare_blocks: int = 3,
 ) -> PagedBatch:
-    """A batch with scattered pages. With `poison`, everything that no request may read is NaN, the null block included."""
+    """A batch with scattered pages. With `poison` all that no request may read is NaN, the null block included."""
     rng = torch.Generator().manual_seed(seed)
     needed = [math.ceil(n / block_size) for n in kv_lens]
     order = (torch.randperm(sum(needed) + spare_blocks, generator=rng) + 1).tolist()
@@ -140,9 +140,7 @@ def dense_attention(
     return torch.cat(outputs), torch.cat(lses)
 
 
-def assert_attention_close(
-    batch: PagedBatch, output: torch.Tensor, *, what: str = "", **features: object
-) -> None:
+def assert_attention_close(batch: PagedBatch, output: torch.Tensor, *, what: str = "", **features: object) -> None:
     """The numerics rule of the project, with the largest error named."""
     exact, _ = dense_attention(batch, **features)  # type: ignore[arg-type]
     same_dtype, _ = dense_attention(batch, dtype=batch.query.dtype, **features)  # type: ignore[arg-type]

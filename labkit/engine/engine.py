@@ -73,7 +73,7 @@ class Engine:
         self.notes: list[str] = list(self.plan.notes)
         self._live: dict[str, _Live] = {}
         self._backends: dict[tuple[object, ...], Any] = {}
-        self._weight_bytes = sum(p.numel() * p.element_size() for p in _parameters(model.decoder))
+        self._weight_bytes = model.decoder.num_bytes()
         self.launches: dict[tuple[str, int], int] = {}
         self._steps = 0
         self._ended: list[RequestOutput] = []
@@ -472,9 +472,3 @@ class Engine:
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-
-
-def _parameters(decoder: Any) -> list[torch.Tensor]:
-    """The distinct weights: a tied head is counted once."""
-    seen = {p.data_ptr(): p for p in decoder.parameters()}
-    return list(seen.values())
