@@ -1,0 +1,111 @@
+"""Which tile and how many KV splits a batch gets: pure functions of host integers. Refuses to know torch, Triton, the GPU.
+
+Everything here must give the same answer for every replay of one captured graph, so nothing may depend on a batch's
+true lengths: only on the padded counts and worst cases that the graph was captured with.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from labkit.attention.kernels.launch import next_power_of_2
+
+#: Shared memory one block may use, in bytes, by compute capability (CUDA C++ programming guide, "technical specifications").
+SHARED_MEMORY: dict[tuple[int, int], int] = {
+    (7, 5): 65_536, (8, 0): 166_912, (8, 6): 101_376, (8, 7): 166_912, (8, 9): 101_376, (9, 0): 232_448,
+    (10, 0): 232_448, (10, 3): 232_448, (11, 0): 232_448, (12, 0): 101_376, (12, 1): 101_376,
+}  # fmt: skip
+
+MAX_SPLITS = 64
+
+
+def shared_memory_limit(capability: tuple[int, int] | None) -> int:
+    """Bytes of shared memory a block may use; 64 KiB, what every supported card has, where the card is unknown."""
+    return SHARED_MEMORY.get(capability or (0, 0), 65_536)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tile:
+    """Query rows × keys of one program, warps and software-pipeline stages."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+    def shared_bytes(self, head_size: int, itemsize: int) -> int:
+        """An upper estimate of what the compiler will ask for: K and V per stage, the query tile, the P tile, page ids."""
+        d = next_power_of_2(max(head_size, 16))
+        kv = self.num_stages * 2 * self.block_n * d * itemsize
+        pages = self.num_stages * self.block_n * 4
+        rows = self.block_m * (d * itemsize + self.block_n * itemsize) + 4096
+        return kv + pages + rows
+
+
+def choose_tile(
+    head_size: int, itemsize: int, rows: int, smem_limit: int, capability: tuple[int, int] | None = None
+) -> Tile | None:
+    """The tile for requests that bring at most `rows` query rows (tokens × heads of a group) each; None if none fits.
+
+    16 rows are the least a tensor core takes: a decode uses as many of them as its group has heads. More rows share
+    one read of K and V, up to where the accumulator would leave the registers. float32 multiplies on ordinary cores
+    (IEEE products), sm_75 does so for every dtype (Triton emits no tensor-core instructions there), and both keep
+    their tiles small, because such a product is unrolled.
+    """
+    d = next_power_of_2(max(head_size, 16))
+    scalar = itemsize == 4 or (capability is not None and capability < (8, 0))
+    if scalar:
+        block_m, warps, stages = 16, 4, 1 if capability is not None and capability < (8, 0) else 2
+        wanted = 32
+    else:
+        block_m = 16 if rows <= 16 else 64
+        warps, stages = 4, 3
+        wanted = 64
+    for block_n in (wanted, 32, 16):
+        if block_n > wanted or (scalar and block_n * d > 4096 and block_n > 16):
+            continue
+        for n_stages in range(stages, 0, -1):
+            tile = Tile(block_m, block_n, warps, n_stages)
+            if tile.shared_bytes(head_size, itemsize) <= smem_limit:
+                return tile
+    return None
+
+
+def query_tiles(tile: Tile, group: int, num_tokens: int, num_reqs: int, max_query_len: int) -> tuple[int, int]:
+    """(tiles of query tokens at most, head tiles): what the first grid dimension is made of."""
+    row_heads = min(group, tile.block_m)
+    block_q = tile.block_m // row_heads
+    head_tiles = -(-group // row_heads)
+    return (num_reqs if max_query_len <= 1 else num_tokens // block_q + num_reqs), head_tiles
+
+
+def choose_num_splits(
+    programs: int, num_sms: int, max_seq_len: int, block_n: int, requested: int = 0, limit: int = MAX_SPLITS
+) -> int:
+    """How many programs share the keys of one query tile (Flash-Decoding).
+
+    One program reads at the speed of a fraction of one SM, so a batch with fewer programs than the chip has room for
+    leaves bandwidth unused. Splitting costs a second kernel and a round trip of partial results, so it stops where two
+    programs per SM are reached, and where a split would get less than one tile of keys.
+
+    Args:
+        programs: query tiles × KV heads × head tiles.
+        max_seq_len: the worst case under a graph, else this batch's.
+        requested: the user's `num_splits`; 0 leaves the choice here. `limit` is what the scratch can hold.
+    """
+    if programs <= 0:
+        return 1
+    tiles = max(1, -(-max_seq_len // block_n))
+    splits = requested if requested > 0 else 2 * num_sms // programs
+    return max(1, min(splits, tiles, limit, MAX_SPLITS))
+
+
+def scratch_rows(num_heads: int, num_kv_heads: int, num_sms: int, max_num_seqs: int, requested: int = 0) -> int:
+    """Rows (token × head × split) of partial results to preallocate; `choose_num_splits` is limited by it.
+
+    By itself the choice never exceeds two programs per SM, each of 16 rows or the heads of one group; an explicit
+    number of splits must serve the largest decode batch.
+    """
+    group = num_heads // num_kv_heads
+    rows = 2 * num_sms * max(16, group)
+    return max(rows, max_num_seqs * num_heads * min(requested, MAX_SPLITS))
