@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.config import SamplingParams
+from labkit.scheduling.request import Request
 from labkit.scheduling.stops import StopStrings, ending_token_ids, finish_reason
 
 EOS = (1, 106)
 
 
 def request(output, prompt_len=4, **params):
-    return SimpleNamespace(
-        prompt_token_ids=[7] * prompt_len,
-        output_token_ids=list(output),
-        eos_token_ids=EOS,
-        params=SamplingParams(**params),
-    )
+    return Request("r", [7] * prompt_len, SamplingParams(**params), EOS, output_token_ids=output)
 
 
 # (name, output so far with the new token last, parameters, expected)
