@@ -98,7 +98,7 @@ class Engine:
         dtype = getattr(torch, plan.dtype)
         self.kv = KVCache.allocate(self.model.config, num_blocks, config.block_size, dtype, self.device)
         self.runner = self._make_runner(self.kv)
-        self.sampler = Sampler(self.model.config.vocab_size, self.device, config.max_num_seqs)
+        self.sampler = Sampler(self.model.config.vocab_size, self.device, config.max_num_seqs, config.seed)
         self.pool = BlockPool(num_blocks, config.block_size, config.enable_prefix_caching)
         self.scheduler = Scheduler(self._limits(), self.pool)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +29,15 @@ class CapturedGraph:
     emulated: bool
 
 
+@functools.cache
+def capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """The one stream that graphs of a device are captured on, by every engine of the process.
+
+    cuBLAS keeps a workspace of 32 MiB per stream for the life of the process; a new stream for each engine would leak it.
+    """
+    return torch.cuda.Stream(device)
+
+
 class GraphCapturer:
     """Captures graphs into one pool, largest first, and forbids it afterwards.
 
@@ -40,7 +50,7 @@ class GraphCapturer:
         self.emulated = device.type != "cuda"
         self._open = False
         self._pool: tuple[int, int] | None = None if self.emulated else torch.cuda.graph_pool_handle()
-        self._stream = None if self.emulated else torch.cuda.Stream(device)
+        self._stream = None if self.emulated else capture_stream(device)
 
     @contextlib.contextmanager
     def session(self) -> Iterator[None]:

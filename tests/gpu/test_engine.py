@@ -106,8 +106,8 @@ def test_c30_what_the_caller_keeps_is_not_overwritten() -> None:
     with LLM("tiny-llama", **SMALL) as llm:
         llm.prime(2, 20, max_tokens=8)
         llm.step()
-        kept = llm.engine.runner.execute(llm.engine.scheduler.schedule())
-        step = llm.engine.scheduler._in_flight
+        step = llm.engine.scheduler.schedule()
+        kept = llm.engine.runner.execute(step)
         before = kept.logits.clone()
         llm.engine.scheduler.commit(step, [1, 2])
         assert llm.step().mode == "FULL"
