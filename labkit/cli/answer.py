@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-
 #: Seconds between two lines of progress about the same thing in a log file.
 QUIET_S = 2.0
 

@@ -184,8 +184,10 @@ def doctor_report(config: EngineConfig) -> dict[str, Any]:
     report: dict[str, Any] = {"selected": None, "backends": []}
     try:
         report = backend_report(config)
-    except (LabkitError, ImportError) as error:
+    except LabkitError as error:
         advice.append(f"No backend could be asked: {error}")
+    except Exception as error:  # whatever is broken here, the rest of the report must still come
+        advice.append(f"No backend could be asked ({type(error).__name__}: {error}).")
     if not torch_error and not _default_model_is_here():
         advice.append("The default model is not in the cache yet: `python -m labkit.models.fetch` puts it there.")
     return {

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from labkit.cli.answer import Answer, Console, milliseconds, number, table
 from labkit.cli.options import Parser, UsageError, add_engine_options, engine_config, one_of, whole, whole_list
 from labkit.config import ATTENTION_BACKENDS, DTYPES
+from labkit.measure.recordings import MIN_SAMPLES
 
 if TYPE_CHECKING:
     from labkit.bench.attention import AttentionRow
@@ -46,6 +47,12 @@ def bench(args: argparse.Namespace, console: Console) -> Answer:
         raise UsageError("labkit bench", "needs at least one batch and one context", "As in --batch 1,8 --context 512")
     config = engine_config(args, model="smollm2-135m")
     writable(getattr(args, "html", None), getattr(args, "out", None))
+    if hasattr(args, "out") and args.steps < MIN_SAMPLES:
+        raise UsageError(
+            f"labkit bench --steps {args.steps}",
+            f"a recording needs {MIN_SAMPLES} steps a row",
+            "Drop --out, or take more.",
+        )
     recording, notes = run(
         config, args.batch, args.context, size=getattr(args, "size", None), steps=args.steps, warmup=args.warmup,
         progress=console.progress,
