@@ -396,6 +396,22 @@ def test_a_row_of_the_real_engine_equals_its_reports() -> None:
     assert counted.launches is None and "no CUDA device" in counted.reason
 
 
+# --- importing -----------------------------------------------------------------------------------------------------
+
+
+def test_an_import_is_timed_in_fresh_processes_and_tells_what_it_loads(tmp_path, monkeypatch) -> None:
+    (tmp_path / "light.py").write_text("import json.tool")
+    (tmp_path / "heavy.py").write_text("import numpy.linalg")
+    (tmp_path / "broken.py").write_text("import nowhere_to_be_found")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    light = bench.bench_import("light", samples=3)
+    assert (light.n, light.heavy, len(light.samples_ms)) == (3, (), 3)
+    assert light.p50_ms == pytest.approx(statistics.median(light.samples_ms), abs=1e-4)
+    assert bench.bench_import("heavy", samples=1).heavy == ("numpy",)
+    with pytest.raises(LabkitError, match="No module named 'nowhere_to_be_found'"):
+        bench.bench_import("broken", samples=1)
+
+
 # --- attention kernels ---------------------------------------------------------------------------------------------
 
 SHAPE = AttentionShape(

@@ -275,6 +275,16 @@ def test_bench_attention(capsys) -> None:
     assert code == 0 and out.startswith("TORCH_SDPA") and "GB/s of KV" in out
 
 
+def test_bench_import(capsys) -> None:
+    code, data, _ = run(capsys, "bench", "import", "--samples", "2")
+    assert code == 0
+    (row,) = data["rows"]
+    assert (row["kind"], row["module"], row["n"], row["heavy"]) == ("import", "labkit", 2, [])
+    assert say(capsys, "bench", "import", "--samples", "1")[1].endswith(
+        "loads neither torch nor any other heavy package\n"
+    )
+
+
 def test_record(capsys, tmp_path) -> None:
     out = tmp_path / "smoke.json.gz"
     code, data, err = run(capsys, "record", "--suite", "smoke", "--out", str(out), "--device", "cpu")

@@ -1,10 +1,12 @@
 """Benchmarks on the real engine: a step, an attention kernel, a recording. Refuses to print and to parse arguments.
 
-`steps` measures `LLM.step()`, `attention` one backend's kernels alone, `suites` records what the package ships.
+`steps` measures `LLM.step()`, `attention` one backend's kernels alone, `imports` the import of the
+package; `suites` records what the package ships.
 Nothing here imports torch before something is measured.
 """
 
 from labkit.bench.attention import AttentionRow, AttentionShape, bench_attention
+from labkit.bench.imports import ImportRow, bench_import
 from labkit.bench.steps import (
     Comparison,
     Yardsticks,
@@ -20,6 +22,7 @@ from labkit.bench.steps import (
 from labkit.bench.suites import SUITES, Suite, record
 
 __all__ = [
-    "SUITES", "AttentionRow", "AttentionShape", "Comparison", "Suite", "Yardsticks", "bench", "bench_attention",
-    "bench_modes", "bench_step", "compare", "comparisons", "make_row", "measure_steps", "measure_yardsticks", "record",
+    "SUITES", "AttentionRow", "AttentionShape", "Comparison", "ImportRow", "Suite", "Yardsticks", "bench",
+    "bench_attention", "bench_import", "bench_modes", "bench_step", "compare", "comparisons", "make_row",
+    "measure_steps", "measure_yardsticks", "record",
 ]  # fmt: skip

@@ -31,6 +31,7 @@ COMMANDS = {
     "sizes": ("labkit.cli.rules", "which sizes are captured, and what is padded to what"),
     "bench": ("labkit.cli.measure", "time decode steps, eager and under graphs"),
     "bench attention": ("labkit.cli.measure", "time one backend's attention kernels"),
+    "bench import": ("labkit.cli.measure", "time `import labkit`, and say what it loads"),
     "record": ("labkit.cli.measure", "measure a suite into a file"),
 }
 

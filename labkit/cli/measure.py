@@ -1,4 +1,4 @@
-"""`labkit bench`, `bench attention` and `record`: measure, then say what was measured. Refuses to measure by itself."""
+"""`labkit bench` with its kinds, and `labkit record`: have it measured, then say what came out. Measures nothing."""
 
 from __future__ import annotations
 
@@ -239,6 +239,30 @@ def attention_table(rows: list[AttentionRow], provenance: Provenance) -> str:
             )
         )  # fmt: skip
     return f"{head}\n\n{table(lines, left=(0, 2, 4))}"
+
+
+# --- bench import --------------------------------------------------------------------------------------------------
+
+
+def bench_import_options(parser: Parser) -> None:
+    parser.add_argument("--samples", type=whole(1), default=10, metavar="N", help="fresh processes (default 10)")
+
+
+def bench_import(args: argparse.Namespace, console: Console) -> Answer:
+    """Time `import labkit` in fresh processes."""
+    from labkit.bench.imports import bench_import as run
+    from labkit.measure.provenance import Kind, collect
+    from labkit.measure.recordings import SCHEMA
+
+    row = run(samples=args.samples)
+    provenance = collect(Kind.LIVE, order="one process after another", n=row.n, device="cpu")
+    data = {"schema": SCHEMA, "provenance": provenance.as_dict(), "rows": [row.as_dict()]}
+    text = (
+        f"{provenance.label}\nimport {row.module}: p50 {milliseconds(row.p50_ms)} ms, "
+        f"p10-p90 {milliseconds(row.p10_ms)}-{milliseconds(row.p90_ms)}, n={row.n}; "
+        f"loads {', '.join(row.heavy) if row.heavy else 'neither torch nor any other heavy package'}"
+    )
+    return Answer(data, text)
 
 
 # --- record --------------------------------------------------------------------------------------------------------
