@@ -54,6 +54,7 @@ def test_sizes(capsys) -> None:
         (["--max-cudagraph-capture-size", "8"], 1, 8, 4),
         (["--cudagraph-capture-sizes", "[16, 4,4]"], 4, 16, 2),
         (["--query-len", "3", "--max-num-seqs", "2"], 1, 8, 6),
+        (["--query-len", "2", "--max-num-seqs", "1024", "--gpu", "B200"], 1, 1024, 83),
     ],
 )
 def test_sizes_follow_the_limits(capsys, words, first, last, count) -> None:

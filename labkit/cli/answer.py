@@ -43,15 +43,15 @@ class Console:
 
     def progress(self, stage: str, done: int, total: int, detail: str) -> None:
         """The engine's progress callback: a rewritten line on a terminal, elsewhere one now and then."""
+        counter = f" {done}/{total}" if total > 1 else ""
         if self._is_terminal:
-            counter = f" {done}/{total}" if total > 1 else ""
             line = f"{stage}{counter} {detail}".rstrip()[:100]
             sys.stderr.write(f"\r\x1b[K{line}")
             sys.stderr.flush()
             self._shown = line
         elif stage != self._shown or time.monotonic() - self._last >= QUIET_S:
             self._shown, self._last = stage, time.monotonic()
-            print(f"{stage} {detail}".rstrip(), file=sys.stderr, flush=True)
+            print(f"{stage}{counter} {detail}".rstrip(), file=sys.stderr, flush=True)
 
     def clear(self) -> None:
         """Remove the progress line from a terminal."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.cli.answer import Answer, Console
 from labkit.cli.options import Parser, UsageError, add_engine_options, engine_config, real, whole, whole_list
-from labkit.config import SamplingParams
+from labkit.config import CUDAGraphMode, SamplingParams
 
 if TYPE_CHECKING:
     from labkit.engine.report import RequestOutput, StepReport
@@ -65,7 +65,8 @@ def generate(args: argparse.Namespace, console: Console) -> Answer:
         outputs = _complete(llm, prompts, params, args.chat, reports, console)
         seconds = time.perf_counter() - begin
         resolved = llm.config.as_dict()
-        ran = f"{llm.selection.selected}, {llm.cudagraph_mode.name}" + (", emulated" if llm.emulated_graphs else "")
+        emulated = llm.emulated_graphs and llm.cudagraph_mode is not CUDAGraphMode.NONE
+        ran = f"{llm.selection.selected}, {llm.cudagraph_mode.name}" + (" (emulated)" if emulated else "")
         ran += f", {llm.config.dtype}, {llm.weights} weights"
     data: dict[str, Any] = {"outputs": [output_object(o) for o in outputs], "config": resolved}
     if args.reports:
