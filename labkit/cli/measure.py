@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 #: Engine settings that `bench` leaves at its own default: a measured step needs no prefix cache.
 _OWN = ("enable_prefix_caching",)
+#: Random weights time like real ones, and need no download.
+_MODEL = "smollm2-135m"
 
 
 # --- bench ---------------------------------------------------------------------------------------------------------
@@ -35,7 +37,7 @@ def bench_options(parser: Parser) -> None:
     parser.add_argument("--warmup", type=whole(0), default=10, metavar="N", help="steps before them (default 10)")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with the chart")
     parser.add_argument("--out", type=Path, metavar="FILE", help="keep the rows as a recording (50 steps or more)")
-    add_engine_options(parser, leave_out=_OWN)
+    add_engine_options(parser, leave_out=_OWN, model=_MODEL)
 
 
 def bench(args: argparse.Namespace, console: Console) -> Answer:
@@ -45,7 +47,7 @@ def bench(args: argparse.Namespace, console: Console) -> Answer:
 
     if not args.batch or not args.context:
         raise UsageError("labkit bench", "needs at least one batch and one context", "As in --batch 1,8 --context 512")
-    config = engine_config(args, model="smollm2-135m")
+    config = engine_config(args, model=_MODEL)
     writable(getattr(args, "html", None), getattr(args, "out", None))
     if hasattr(args, "out") and args.steps < MIN_SAMPLES:
         raise UsageError(

@@ -134,14 +134,15 @@ _HELP = {
 }
 
 
-def add_engine_options(parser: Parser, leave_out: Sequence[str] = ()) -> None:
-    """One option for each field of EngineConfig; only those given end up in the namespace."""
+def add_engine_options(parser: Parser, leave_out: Sequence[str] = (), **defaults: Any) -> None:
+    """One option for each field of EngineConfig, with a command's own defaults; only those given are in the namespace."""
     group = parser.add_argument_group("engine settings (fields of EngineConfig)")
     for field in dataclasses.fields(EngineConfig):
         if field.name in leave_out:
             continue
         flag = "--" + field.name.replace("_", "-")
-        default = "" if field.default is None else f" (default {field.default})"
+        usual = defaults.get(field.name, field.default)
+        default = "" if usual is None else f" (default {usual})"
         text = (_HELP.get(field.name, "") + default).strip().replace("%", "%%")
         annotation = str(field.type)
         if annotation == "bool":
