@@ -135,7 +135,7 @@ _HELP = {
 
 
 def add_engine_options(parser: Parser, leave_out: Sequence[str] = (), **defaults: Any) -> None:
-    """One option for each field of EngineConfig, with a command's own defaults; only those given are in the namespace."""
+    """One option per field of EngineConfig, with a command's own defaults; only those given are in the namespace."""
     group = parser.add_argument_group("engine settings (fields of EngineConfig)")
     for field in dataclasses.fields(EngineConfig):
         if field.name in leave_out:
