@@ -46,6 +46,20 @@ def forward_context(context: ForwardContext) -> Iterator[None]:
         _current = previous
 
 
+def layer_cache(layer: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Key cache, value cache and slots of one layer, for a kernel that rotates and writes in one launch."""
+    context = _context()
+    return context.key_caches[layer], context.value_caches[layer], context.metadata.slot_mapping
+
+
+def attend(layer: int, query: torch.Tensor, output: torch.Tensor) -> None:
+    """Attention of one layer whose K and V of this step are in the cache already; see `attention`."""
+    context = _context()
+    context.backend.forward(
+        query, context.key_caches[layer], context.value_caches[layer], output, context.metadata, scale=context.scale
+    )
+
+
 def attention(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, output: torch.Tensor) -> None:
     """Cache write and attention of one layer, into `output`.
 
@@ -54,13 +68,15 @@ def attention(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.T
         query, output: `[num_tokens, num_heads, head_size]`; rotary embedding is already applied.
         key, value: `[num_tokens, num_kv_heads, head_size]` of this step; may be views of a fused projection.
     """
-    context = _current
-    if context is None:
+    write_kv(key, value, *layer_cache(layer))
+    attend(layer, query, output)
+
+
+def _context() -> ForwardContext:
+    if _current is None:
         raise LabkitError(
             "attention",
             "there is no forward context",
             "Call the model through the runner or inside forward_context(…).",
         )
-    key_cache, value_cache = context.key_caches[layer], context.value_caches[layer]
-    write_kv(key, value, key_cache, value_cache, context.metadata.slot_mapping)
-    context.backend.forward(query, key_cache, value_cache, output, context.metadata, scale=context.scale)
+    return _current

@@ -61,13 +61,18 @@ def measure_yardsticks(llm: LLM, progress: Progress = _quiet) -> Yardsticks:
 
 
 def _triton_probe(device: Any) -> Callable[[], Any] | None:
-    """A call that starts one small Triton kernel the way the engine does, or None where Triton cannot."""
+    """A call of one small Triton operator the way a layer makes it, or None where Triton cannot.
+
+    Like the torch and GEMM probes it is a whole call: form looked up, result allocated, kernel launched.
+    """
     import torch
 
     try:
-        from labkit.attention.kernels.probe import launch_once
+        from labkit.models.kernels import silu_and_mul
 
-        return launch_once(torch.zeros(8, device=device))
+        gate_up = torch.zeros((1, 128), dtype=torch.bfloat16, device=device)
+        silu_and_mul(gate_up)
+        return lambda: silu_and_mul(gate_up)
     except Exception:  # no Triton for this platform, or one that does not work: that kind then has no cost
         return None
 

@@ -18,6 +18,7 @@ from labkit.models.layers import (
     add_rms_norm,
     rms_norm,
     rotary_,
+    rotary_and_write_kv,
     rotary_frequencies,
     rotary_table,
     silu_and_mul,
@@ -109,12 +110,18 @@ class Decoder:
         num_tokens, heads, kv_heads = x.shape[0], config.num_heads, config.num_kv_heads
         qkv = F.linear(x, layer.qkv, layer.qkv_bias).view(num_tokens, heads + 2 * kv_heads, config.head_size)
         q, k, v = qkv.split((heads, kv_heads, kv_heads), dim=1)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            q, k = rms_norm(q, layer.q_norm, config.rms_norm_eps), rms_norm(k, layer.k_norm, config.rms_norm_eps)
-        rotary_(q, k, positions, self.cos_sin)
-        out = torch.empty((num_tokens, heads, config.head_size), dtype=x.dtype, device=x.device)
-        op.attention(index, q, k, v, out)
-        return F.linear(out.view(num_tokens, -1), layer.o, layer.o_bias)
+        out = x.new_empty((num_tokens, heads, config.head_size))
+        if x.is_cuda:  # norms of q and k, rotation and cache write in one launch
+            cache = op.layer_cache(index)
+            norms = (layer.q_norm, layer.k_norm)
+            rotary_and_write_kv(q, k, v, positions, self.cos_sin, cache, norms, config.rms_norm_eps)
+            op.attend(index, q, out)
+        else:
+            if layer.q_norm is not None and layer.k_norm is not None:
+                q, k = rms_norm(q, layer.q_norm, config.rms_norm_eps), rms_norm(k, layer.k_norm, config.rms_norm_eps)
+            rotary_(q, k, positions, self.cos_sin)
+            op.attention(index, q, k, v, out)
+        return F.linear(out.view(num_tokens, heads * config.head_size), layer.o, layer.o_bias)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """`[rows, hidden_size]` → `[rows, vocab_size]`, in the model's dtype."""

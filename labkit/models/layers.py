@@ -68,6 +68,26 @@ def rotary_(query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor, cos
         second.copy_(rotated[1])
 
 
+def rotary_and_write_kv(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor,
+    cache: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    norms: tuple[torch.Tensor | None, torch.Tensor | None],
+    eps: float,
+) -> None:
+    """Norms of q and k where there are weights, `rotary_`, and K and V into their slots: one launch, on CUDA only.
+
+    cache: key cache, value cache, slot mapping, as `labkit.attention.op.layer_cache` gives them.
+    norms: weights `[head_size]` of the norms of q and k, None where the family has none.
+    """
+    _kernels().rotary_and_write_kv(
+        query, key, value, positions, cos_sin, *cache, query_weight=norms[0], key_weight=norms[1], eps=eps
+    )
+
+
 def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """silu(gate) · up of a fused `[num_tokens, 2 * intermediate]` projection → `[num_tokens, intermediate]`."""
     if gate_up.is_cuda:

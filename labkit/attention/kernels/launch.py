@@ -90,10 +90,12 @@ class Variant:
     def __init__(self, kernel: Kernel, constants: tuple[Any, ...], num_warps: int, num_stages: int) -> None:
         self.kernel, self.constants = kernel, constants
         self.num_warps, self.num_stages = num_warps, num_stages
-        self._compiled: dict[int, tuple[Any, Any, Any]] = {}
+        self._compiled: dict[int, Callable[..., None]] = {}
         self._direct = not interpreting()
 
-    def __call__(self, grid: tuple[int, int, int], tensors: Sequence[torch.Tensor], numbers: tuple[Any, ...] = ()) -> None:
+    def __call__(
+        self, grid: tuple[int, int, int], tensors: Sequence[torch.Tensor], numbers: tuple[Any, ...] = ()
+    ) -> None:
         """Launch. A tensor of length 0 or a grid with a 0 is the caller's business: it should not come here."""
         if self._direct:
             pointers = [t.data_ptr() for t in tensors]
@@ -104,9 +106,7 @@ class Variant:
                 device = _current_device()
                 handle = self._compiled.get(device)
                 if handle is not None:
-                    run, function, packed = handle
-                    run(*grid, _current_stream(device), function, packed, None, None, None,
-                        *pointers, *numbers, *self.constants)  # fmt: skip
+                    handle(*grid, _current_stream(device), (*pointers, *numbers, *self.constants))
                     return
                 self._first(device, grid, tensors, numbers)
                 return
@@ -122,34 +122,53 @@ class Variant:
         self, device: int, grid: tuple[int, int, int], tensors: Sequence[torch.Tensor], numbers: tuple[Any, ...]
     ) -> None:
         """Compile by an ordinary launch and keep the handle, if it has the shape known from Triton 3.6 and 3.7."""
-        handle = compiled_handle(self._slow(grid, tensors, numbers))
+        handle = direct_launch(self._slow(grid, tensors, numbers))
         if handle is None or os.environ.get("LABKIT_TRITON_LAUNCH") == "slow":
             self._direct = False
         else:
             self._compiled[device] = handle
 
 
-def compiled_handle(compiled: Any) -> tuple[Any, Any, Any] | None:
-    """(run, function, packed metadata) of a compiled kernel that can be launched directly, else None.
+def direct_launch(compiled: Any) -> Callable[..., None] | None:
+    """A function (grid_x, grid_y, grid_z, stream, all parameters in order, constants included) that launches, or None.
 
-    Relied on (Triton 3.6.0 and 3.7.1, `JITFunction.run`): `run(grid_x, grid_y, grid_z, stream, function,
-    packed_metadata, launch_metadata, enter_hook, exit_hook, *all parameters in order, constants included)`, where a
-    pointer may be an int. Kernels that need scratch memory from Triton keep the ordinary path. Triton's launch hooks
-    (its own profiler, Proton) are not called on the direct path; CUDA's profilers see every launch.
+    It is the C function behind `CudaLauncher.__call__` of Triton 3.6 and 3.7, whose Python part only looks for scratch
+    memory; a pointer may be an int there. Kernels that need scratch memory from Triton, clusters of blocks, and other
+    versions keep the ordinary path. Triton's launch hooks (its own profiler, Proton) are not called on the direct
+    path; CUDA's profilers see every launch.
     """
     try:
         run, function, packed = compiled.run, compiled.function, compiled.packed_metadata
+        launch, cooperative, dependent = run.launch, run.launch_cooperative_grid, run.launch_pdl
         scratch = compiled.metadata.global_scratch_size or getattr(compiled.metadata, "profile_scratch_size", 0)
+        version = tuple(int(x) for x in sys.modules["triton"].__version__.split(".")[:2])
+        if not callable(launch) or function is None or scratch:
+            return None
+        if version == (3, 6):
+
+            def launch_3_6(x: int, y: int, z: int, stream: int, arguments: tuple[Any, ...]) -> None:
+                launch(
+                    x, y, z, stream, function, cooperative, dependent, None, None, packed, None, None, None, *arguments
+                )
+
+            return launch_3_6
+        if version == (3, 7):
+            annotations, signature = run.arg_annotations, run.kernel_signature
+
+            def launch_3_7(x: int, y: int, z: int, stream: int, arguments: tuple[Any, ...]) -> None:
+                launch(
+                    x, y, z, stream, function, cooperative, dependent, packed, None, None, None, None, None, annotations,
+                    signature, arguments,
+                )  # fmt: skip
+
+            return launch_3_7
     except AttributeError:
-        return None
-    version = tuple(int(x) for x in sys.modules["triton"].__version__.split(".")[:2])
-    if not callable(run) or function is None or scratch or version not in ((3, 6), (3, 7)):
-        return None
-    return run, function, packed
+        pass
+    return None
 
 
 def _current_device() -> int:
-    return sys.modules["torch"].cuda.current_device()
+    return sys.modules["torch"]._C._cuda_getDevice()
 
 
 def _current_stream(device: int) -> int:
