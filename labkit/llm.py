@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from labkit.attention.interface import Availability, Platform
     from labkit.attention.selector import Selection
     from labkit.engine.engine import Engine
+    from labkit.measure.launches import LaunchCount
 
 __all__ = ["LLM", "EngineConfig", "SamplingParams"]
 
@@ -267,6 +268,23 @@ class LLM:
                 self.engine.abort(request_id)
             raise
         return ids
+
+    def count_launches(self, batch: int, context: int) -> LaunchCount:
+        """What the host starts for one decode step of `batch` primed requests, counted from a trace.
+
+        From then on `StepReport.launches` has the number for steps of that (mode, size). On a CPU nothing is launched:
+        `launches` is None and `reason` says so. Live requests are aborted.
+        """
+        from labkit.measure.launches import count
+
+        self.reset()
+        self.prime(batch, context, max_tokens=4)
+        report = self.step()
+        found = count(self.step)
+        self.reset()
+        if found.launches is not None:
+            self.engine.launches[report.mode, report.size] = found.launches
+        return found
 
     def reset(self) -> list[RequestOutput]:
         """Abort every live request and empty the prefix cache."""
