@@ -1,4 +1,4 @@
-"""A model from its name: real weights of a Hugging Face folder or random ones of a shape. Refuses to know what runs it."""
+"""A model from its name: real weights of a folder, or random ones of a shape. Refuses to know what runs it."""
 
 from __future__ import annotations
 
