@@ -1,0 +1,212 @@
+"""The chart of step latency: every run in its own slot, with median and p10–p90. Refuses to know where runs come from.
+
+One slot per run keeps runs of different length comparable; inside a slot the steps go from left to right in the order
+in which they ran, so a slow start or a drift stays visible.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+
+import plotly.graph_objects as go
+
+from labkit.figures import palette
+
+#: Half the width of a slot; slots are one apart.
+HALF_SLOT = 0.4
+#: The newest runs that are in view; older ones are reached by panning.
+SLOTS_IN_VIEW = 8
+#: Runs older than this many are drawn faint.
+BRIGHT_RUNS = 4
+HEIGHT = 400
+
+
+@dataclasses.dataclass(frozen=True)
+class RunPoints:
+    """What is drawn of one run. Times in milliseconds; `samples_ms` in the order in which the steps ran.
+
+    mode, size: the runtime mode and the number of tokens that ran. kind: LIVE, RECORDED or SIMULATED.
+    finished: False while steps are still coming in; then there is no median yet.
+    """
+
+    number: int
+    backend: str
+    mode: str
+    size: int
+    batch: int
+    kind: str
+    samples_ms: tuple[float, ...]
+    p10_ms: float | None = None
+    p50_ms: float | None = None
+    p90_ms: float | None = None
+    finished: bool = True
+
+    @property
+    def series(self) -> str:
+        """The legend entry: everything that its colour, dash and marker stand for."""
+        return f"{self.backend} · {self.mode} · {self.kind}"
+
+    @property
+    def tick(self) -> str:
+        ran = f"{self.mode} {self.size}" if self.mode != "NONE" else "NONE"
+        return f"run {self.number}<br>{ran}<br>batch {self.batch}"
+
+
+def latency_figure(runs: Sequence[RunPoints], pinned: Sequence[RunPoints] = (), *, log: bool = False) -> go.Figure:
+    """Runs side by side; with pinned runs a second plot at the right compares just these.
+
+    Traces are named in `meta`: ("samples" | "band" | "median", run number, "main" | "pinned"), so that whoever checks
+    the figure finds the numbers of a run without counting traces.
+    """
+    figure = go.Figure(layout=_layout(runs, pinned, log))
+    seen: set[str] = set()
+    for run in runs:
+        faint = bool(runs) and run.number <= runs[-1].number - BRIGHT_RUNS
+        figure.add_traces(list(_traces(run, float(run.number), "main", faint, seen)))
+    for slot, run in enumerate(pinned):
+        figure.add_traces(list(_traces(run, float(slot), "pinned", False, seen)))
+    _label_medians(figure, [(float(r.number), r) for r in runs], "main")
+    _label_medians(figure, [(float(i), r) for i, r in enumerate(pinned)], "pinned")
+    return figure
+
+
+def trace_of(figure: go.Figure, what: str, number: int, plot: str = "main") -> go.Scatter:
+    """The trace that shows `what` ("samples", "band", "median") of run `number`."""
+    for trace in figure.data:
+        if tuple(trace.meta or ()) == (what, number, plot):
+            return trace
+    raise KeyError((what, number, plot))
+
+
+def slot_positions(n: int, centre: float) -> list[float]:
+    """x of n steps, evenly over the slot around `centre`; a single step sits in the middle."""
+    if n == 1:
+        return [centre]
+    width = 2 * HALF_SLOT * 0.9
+    return [centre - width / 2 + width * i / (n - 1) for i in range(n)]
+
+
+def short_ms(ms: float) -> str:
+    """Milliseconds with three significant digits: 0.123, 1.23, 12.3, 123."""
+    if ms <= 0 or not math.isfinite(ms):
+        return f"{ms:.3g}"
+    return f"{ms:.{max(0, min(3, 2 - math.floor(math.log10(ms))))}f}"
+
+
+def _traces(run: RunPoints, x: float, plot: str, faint: bool, seen: set[str]) -> Iterable[go.Scatter]:
+    hue = palette.colour(run.backend)
+    axes = {} if plot == "main" else {"xaxis": "x2", "yaxis": "y2"}
+    common = {"legendgroup": run.series, "opacity": 0.35 if faint else 1.0, **axes}
+    left, right = x - HALF_SLOT, x + HALF_SLOT
+    if run.finished:
+        yield go.Scatter(
+            x=[left, right, right, left, left],
+            y=[run.p10_ms, run.p10_ms, run.p90_ms, run.p90_ms, run.p10_ms],
+            mode="lines", line={"width": 0, "color": hue}, fill="toself", fillcolor=palette.translucent(hue, 0.18),
+            hoverinfo="skip", showlegend=False, meta=["band", run.number, plot],
+            name=f"run {run.number}: p10–p90", **common,
+        )  # fmt: skip
+    yield go.Scatter(
+        x=slot_positions(len(run.samples_ms), x) if run.samples_ms else [],
+        y=list(run.samples_ms),
+        mode="markers",
+        marker={"color": hue, "size": 5, "symbol": palette.marker(run.mode, run.kind), "opacity": 0.7},
+        customdata=list(range(1, len(run.samples_ms) + 1)),
+        hovertemplate=f"run {run.number}, step %{{customdata}}: %{{y:.3f}} ms<extra></extra>",
+        showlegend=False, meta=["samples", run.number, plot], name=f"run {run.number}: steps", **common,
+    )  # fmt: skip
+    if run.finished:
+        n = len(run.samples_ms)
+        low, mid, high = (short_ms(v) for v in (run.p10_ms or 0, run.p50_ms or 0, run.p90_ms or 0))
+        yield go.Scatter(
+            x=[left, right],
+            y=[run.p50_ms, run.p50_ms],
+            mode="lines+markers",
+            line={"color": hue, "width": 3, "dash": palette.dash(run.mode)},
+            marker={"color": hue, "size": 8, "symbol": palette.marker(run.mode, run.kind)},
+            hovertemplate=f"run {run.number}: median {mid} ms, p10–p90 {low}–{high}, n={n}<extra></extra>",
+            showlegend=run.series not in seen, meta=["median", run.number, plot], name=run.series, **common,
+        )  # fmt: skip
+        seen.add(run.series)
+
+
+def _label_medians(figure: go.Figure, placed: Sequence[tuple[float, RunPoints]], plot: str) -> None:
+    """The median in figures above each band: a chart should be readable without hovering."""
+    done = [(x, run) for x, run in placed if run.finished and run.p50_ms is not None]
+    if done:
+        axes = {} if plot == "main" else {"xaxis": "x2", "yaxis": "y2"}
+        figure.add_trace(
+            go.Scatter(
+                x=[x for x, _ in done],
+                y=[run.p90_ms for _, run in done],
+                text=[f"<b>{short_ms(run.p50_ms or 0)} ms</b><br>n={len(run.samples_ms)}" for _, run in done],
+                mode="text",
+                textposition="top center",
+                textfont={"size": 11, "color": palette.NEUTRAL},
+                cliponaxis=False,
+                hoverinfo="skip",
+                showlegend=False,
+                meta=["labels", 0, plot],
+                name="medians",
+                **axes,
+            )  # fmt: skip
+        )
+
+
+def _layout(runs: Sequence[RunPoints], pinned: Sequence[RunPoints], log: bool) -> dict[str, object]:
+    last = runs[-1].number if runs else 1
+    first = max(runs[0].number if runs else 1, last - SLOTS_IN_VIEW + 1)
+    # At least three slots wide: a first run alone should not be blown up to the whole width.
+    span = [first - 0.6, max(last, first + 2) + 0.6]
+    layout: dict[str, object] = {
+        "height": HEIGHT,
+        "autosize": True,
+        "margin": {"l": 58, "r": 12, "t": 56, "b": 66},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "font": {"size": 12, "color": palette.NEUTRAL},
+        "template": "none",
+        "hovermode": "closest",
+        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": {"size": 11}},
+        "xaxis": _x_axis([r.number for r in runs], runs, span, [0, 0.66 if pinned else 1]),
+        "yaxis": _y_axis(runs, log, "x") | {"title": {"text": "step time, ms", "standoff": 8}},
+        "annotations": [],
+    }
+    if not runs:
+        layout["annotations"] = [_note("No run yet. Press Run.", 0.5, 0.5, 14)]
+    if pinned:
+        ticks = list(range(len(pinned)))
+        layout["xaxis2"] = _x_axis(ticks, pinned, [-0.6, max(1, len(pinned) - 1) + 0.6], [0.75, 1])
+        layout["yaxis2"] = _y_axis(pinned, log, "x2")
+        layout["annotations"] = [_note("pinned", 0.875, 1.0, 12, "bottom")]
+    return layout
+
+
+def _x_axis(at: Sequence[int], runs: Sequence[RunPoints], span: list[float], domain: list[float]) -> dict[str, object]:
+    return {
+        "tickmode": "array", "tickvals": list(at), "ticktext": [r.tick for r in runs], "range": span, "domain": domain,
+        "showgrid": False, "zeroline": False, "fixedrange": False, "tickfont": {"size": 11}, "tickangle": 0,
+        "showline": True, "linecolor": palette.NEUTRAL,
+    }  # fmt: skip
+
+
+def _y_axis(runs: Sequence[RunPoints], log: bool, anchor: str) -> dict[str, object]:
+    axis: dict[str, object] = {
+        "gridcolor": palette.GRID, "zeroline": False, "anchor": anchor, "tickfont": {"size": 11},
+        "showline": True, "linecolor": palette.NEUTRAL,
+    }  # fmt: skip
+    values = [v for r in runs for v in (*r.samples_ms, r.p90_ms or 0) if v > 0]
+    if log:
+        low, high = (min(values), max(values)) if values else (0.1, 10)
+        return axis | {"type": "log", "range": [math.log10(low * 0.8), math.log10(high * 1.8)]}
+    # From zero, always: cutting the axis would make any difference look large. Room above for the labels.
+    return axis | {"type": "linear", "range": [0, max(values, default=1) * 1.22]}
+
+
+def _note(text: str, x: float, y: float, size: int, yanchor: str = "middle") -> dict[str, object]:
+    return {
+        "text": text, "x": x, "y": y, "xref": "paper", "yref": "paper", "xanchor": "center", "yanchor": yanchor,
+        "showarrow": False, "font": {"size": size, "color": palette.NEUTRAL},
+    }  # fmt: skip

@@ -1,0 +1,291 @@
+"""The widgets and HTML that panels are made of: only what ipywidgets 7.7 and 8 share. Refuses to know engines.
+
+Colours come from JupyterLab's theme variables with a fallback, so light and dark need no switch. Everything reaches
+the page through `HTML.value`, widget traits or figure traces: all may be set from the worker thread, printing may not.
+"""
+
+from __future__ import annotations
+
+import html
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import ipywidgets as widgets
+import plotly.graph_objects as go
+
+from labkit.errors import LabkitError
+
+CSS = """<style>
+.labkit { color: var(--jp-ui-font-color1, #222); max-width: 1180px; }
+.labkit .lk { color: var(--jp-ui-font-color1, #222); font-size: 13px; line-height: 1.45; overflow-wrap: break-word; }
+.labkit .lk h3 { font-size: 16px; font-weight: 600; margin: 0; color: inherit; }
+.labkit .lk p { margin: 2px 0; }
+.labkit .lk-quiet { color: var(--jp-ui-font-color2, #5a5a5a); }
+.labkit .lk-small { font-size: 12px; }
+.labkit .lk-head { display: flex; flex-wrap: wrap; gap: 4px 12px; align-items: baseline; }
+.labkit .lk-badge { display: inline-block; padding: 1px 7px; border-radius: 3px; font-size: 11px; font-weight: 600;
+  letter-spacing: .02em; color: #fff; white-space: nowrap; }
+.labkit .lk-live { background: #1b6e3c; } .labkit .lk-recorded { background: #1f5fa8; }
+.labkit .lk-simulated { background: #7a3e9d; } .labkit .lk-none { background: #5f6368; }
+.labkit .lk-sentence { font-size: 14px; padding: 8px 12px; border-left: 4px solid var(--jp-brand-color1, #1f5fa8);
+  background: var(--jp-layout-color2, #f2f2f2); }
+.labkit .lk-card { padding: 10px 14px; border-left: 4px solid #c9302c; background: var(--jp-layout-color2, #f2f2f2); }
+.labkit .lk-card b { font-weight: 600; }
+.labkit .lk-scroll { overflow-x: auto; }
+.labkit .lk table { border-collapse: collapse; font-size: 12px; margin: 0; color: inherit; }
+.labkit .lk th, .labkit .lk td { padding: 4px 10px; text-align: left; white-space: nowrap; color: inherit;
+  border-bottom: 1px solid var(--jp-border-color2, #ddd); background: transparent; vertical-align: top; }
+.labkit .lk td.lk-wrap { white-space: normal; min-width: 260px; }
+.labkit .lk th { font-weight: 600; } .labkit .lk td.lk-num, .labkit .lk th.lk-num { text-align: right;
+  font-variant-numeric: tabular-nums; }
+.labkit .lk caption { text-align: left; caption-side: top; padding: 0 0 4px; font-weight: 600; color: inherit; }
+.labkit .lk-pins { display: flex; flex-wrap: wrap; gap: 10px; }
+.labkit .lk-pin { flex: 1 1 220px; padding: 10px 14px; border: 1px solid var(--jp-border-color2, #ddd);
+  border-radius: 4px; }
+.labkit .lk-pin .lk-big { font-size: 22px; font-weight: 600; font-variant-numeric: tabular-nums; }
+.labkit .lk-text { white-space: pre-wrap; padding: 8px 12px; border: 1px solid var(--jp-border-color2, #ddd);
+  border-radius: 4px; max-height: 170px; overflow-y: auto;
+  font-family: var(--jp-code-font-family, monospace); font-size: 12.5px; }
+.labkit .lk-prompt { color: var(--jp-ui-font-color2, #5a5a5a); }
+.labkit .lk-ok { color: var(--jp-success-color0, #1b6e3c); } .labkit .lk-no { color: var(--jp-error-color1, #b3261e); }
+.labkit .js-plotly-plot .main-svg text { fill: var(--jp-ui-font-color1, #222) !important; }
+.labkit .js-plotly-plot .hoverlayer text { fill: #fff !important; }
+.labkit .widget-label { color: var(--jp-ui-font-color1, #222); }
+.labkit .widget-toggle-buttons .widget-toggle-button { width: auto; min-width: 150px; }
+</style>"""
+
+#: Provenance → (class, sign). The sign and the word carry the meaning, colour only repeats it.
+_BADGES = {"LIVE": ("lk-live", "●"), "RECORDED": ("lk-recorded", "■"), "SIMULATED": ("lk-simulated", "◆")}
+
+
+def escape(text: object) -> str:
+    return html.escape(str(text), quote=True)
+
+
+def badge(kind: str, detail: str = "") -> str:
+    """LIVE, RECORDED or SIMULATED as sign, word and colour; `detail` names the machine."""
+    css, sign = _BADGES.get(kind, ("lk-none", "○"))
+    return f'<span class="lk-badge {css}">{sign} {escape(kind)}{" · " + escape(detail) if detail else ""}</span>'
+
+
+def block(content: str, css: str = "") -> str:
+    """Wrap HTML for one panel area; empty stays empty, so that an unused area takes no room."""
+    return f'<div class="lk {css}">{content}</div>' if content else ""
+
+
+def error_card(error: BaseException, doing: str) -> str:
+    """An error as what was asked, why it failed, and what to try."""
+    if isinstance(error, LabkitError):
+        what, why, try_ = error.what, error.why, error.try_
+    elif type(error).__name__ == "OutOfMemoryError":
+        what, why = doing, "the GPU has no memory left for it"
+        try_ = "Lower batch or context, take a smaller model, or shut down another notebook's kernel."
+    else:
+        what, why = doing, f"{type(error).__name__}: {error}"
+        try_ = (
+            "This is a fault in labkit, not in your input. Press Reset; set LABKIT_STRICT=1 to see the whole traceback."
+        )
+    parts = [f"<p><b>{escape(what)}</b></p>", f"<p>{escape(why)}.</p>".replace("..</p>", ".</p>")]
+    if try_:
+        parts.append(f"<p><b>Try:</b> {escape(try_)}</p>")
+    return f'<div class="lk lk-card" role="alert">{"".join(parts)}</div>'
+
+
+def table(caption: str, columns: Sequence[tuple[str, str]], rows: Sequence[Mapping[str, Any]]) -> str:
+    """An HTML table. columns: (key, heading); a heading that ends in '#' is a number column. Cells are HTML already."""
+    if not rows:
+        return ""
+    head = "".join(f'<th scope="col"{_num(title)}>{escape(title.rstrip("#"))}</th>' for _, title in columns)
+    body = "".join(
+        "<tr>" + "".join(f"<td{_num(title)}>{row[key]}</td>" for key, title in columns) + "</tr>" for row in rows
+    )
+    return block(
+        f"<table><caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>",
+        "lk-scroll",
+    )
+
+
+def _num(title: str) -> str:
+    return ' class="lk-num"' if title.endswith("#") else ""
+
+
+def area(value: str = "") -> widgets.HTML:
+    """A place for HTML that takes the full width."""
+    return widgets.HTML(value=value, layout=widgets.Layout(width="100%", margin="0"))
+
+
+def root(children: Sequence[widgets.Widget]) -> widgets.VBox:
+    """A panel's outermost box, with the style sheet."""
+    box = widgets.VBox([widgets.HTML(value=CSS, layout=widgets.Layout(display="none")), *children])
+    box.layout = widgets.Layout(width="100%", overflow="hidden")
+    box.add_class("labkit")
+    return box
+
+
+def stack(children: Sequence[widgets.Widget], **layout: str) -> widgets.VBox:
+    return widgets.VBox(list(children), layout=widgets.Layout(**layout))
+
+
+def row(children: Sequence[widgets.Widget], **layout: str) -> widgets.HBox:
+    """Children beside each other; they wrap on a narrow page."""
+    return widgets.HBox(list(children), layout=widgets.Layout(flex_flow="row wrap", **layout))
+
+
+LABEL = {"description_width": "92px"}
+
+
+def dropdown(label: str, options: Sequence[tuple[str, Any]], value: Any = None) -> widgets.Dropdown:
+    made = widgets.Dropdown(
+        options=list(options), description=label, style=dict(LABEL), layout=widgets.Layout(width="100%")
+    )
+    if value is not None:
+        made.value = value
+    return made
+
+
+def text(label: str, value: str = "", placeholder: str = "") -> widgets.Text:
+    return widgets.Text(
+        value=value, description=label, placeholder=placeholder, continuous_update=False, style=dict(LABEL),
+        layout=widgets.Layout(width="100%"),
+    )  # fmt: skip
+
+
+def button(label: str, hint: str, style: str = "") -> widgets.Button:
+    return widgets.Button(description=label, tooltip=hint, button_style=style, layout=widgets.Layout(width="72px"))
+
+
+class Number:
+    """A slider with a text box beside it: every value can be typed. `on_change(value)` is called once per change.
+
+    A value outside the range is moved to the nearest end, and `notice` says so; nothing is clamped silently.
+    """
+
+    def __init__(self, label: str, low: int, high: int, value: int, step: int = 1) -> None:
+        self.notice = ""
+        self.on_change: Callable[[int], None] = lambda value: None
+        self.slider = widgets.IntSlider(
+            value=value, min=low, max=high, step=step, description=label, readout=False, continuous_update=False,
+            style=dict(LABEL), layout=widgets.Layout(flex="1 1 auto", width="auto", min_width="120px"),
+        )  # fmt: skip
+        self.box = widgets.IntText(value=value, continuous_update=False, layout=widgets.Layout(width="74px"))
+        self.widget = widgets.HBox([self.slider, self.box], layout=widgets.Layout(width="100%"))
+        self._quiet = False
+        self.slider.observe(lambda change: self._changed(change["new"]), names="value")
+        self.box.observe(lambda change: self._changed(change["new"]), names="value")
+
+    @property
+    def name(self) -> str:
+        return str(self.slider.description).lower()
+
+    @property
+    def value(self) -> int:
+        return int(self.box.value)
+
+    @value.setter
+    def value(self, value: int) -> None:
+        self._changed(value)
+
+    def set_quietly(self, value: int) -> None:
+        """Show a value without reporting a change."""
+        self._quiet = True
+        try:
+            self.slider.value = min(max(value, self.slider.min), self.slider.max)
+            self.box.value = value
+        finally:
+            self._quiet = False
+
+    def set_range(self, low: int, high: int, step: int = 1) -> None:
+        """New ends, both inclusive; the value moves only as far as it must."""
+        value = min(max(self.value, low), high)
+        self._quiet = True
+        try:
+            # A slider refuses min > max, so widen before narrowing.
+            self.slider.min, self.slider.max = min(low, self.slider.min), max(high, self.slider.max)
+            self.slider.value = value
+            self.slider.min, self.slider.max, self.slider.step = low, high, step
+            self.box.value = value
+        finally:
+            self._quiet = False
+
+    @property
+    def disabled(self) -> bool:
+        return bool(self.box.disabled)
+
+    @disabled.setter
+    def disabled(self, off: bool) -> None:
+        self.slider.disabled = self.box.disabled = off
+
+    def _changed(self, value: int) -> None:
+        if self._quiet:
+            return
+        low, high = self.slider.min, self.slider.max
+        kept = min(max(int(value), low), high)
+        self.notice = (
+            "" if kept == value else f"{self.name} {value} is outside {low}…{high} here, so it was set to {kept}."
+        )
+        self.set_quietly(kept)
+        self.on_change(kept)
+
+
+def can_use_figure_widget() -> bool:
+    """Whether a FigureWidget can be built here and will most likely be shown.
+
+    plotly 6 and newer needs anywidget and ipywidgets 8 for it; Colab does not load third-party widgets by itself.
+    """
+    if "COLAB_RELEASE_TAG" in os.environ or "COLAB_NOTEBOOK_ID" in os.environ:
+        return False
+    import plotly
+
+    if int(plotly.__version__.split(".")[0]) >= 6 and int(widgets.__version__.split(".")[0]) < 8:
+        return False
+    try:
+        go.FigureWidget()
+    except ImportError:
+        return False
+    return True
+
+
+class FigureView:
+    """Shows a figure and replaces it in place: one FigureWidget, or a redraw where that is not available.
+
+    The redraw sets `Output.outputs` instead of printing into it: what another thread prints ends up elsewhere.
+    """
+
+    def __init__(self, figure: go.Figure, *, redraw: bool | None = None) -> None:
+        self.redraws = not can_use_figure_widget() if redraw is None else redraw
+        self.figure = figure
+        if self.redraws:
+            self.widget: Any = widgets.Output(layout=widgets.Layout(width="100%"))
+        else:
+            self.widget = go.FigureWidget(figure)
+            self.widget._config = {"responsive": True, "displaylogo": False}
+        self.show(figure)
+
+    def show(self, figure: go.Figure) -> None:
+        """Draw `figure`. Only traces that differ travel to the page."""
+        before, self.figure = self.figure, figure
+        if self.redraws:
+            bundle = {k: v for k, v in dict(figure._repr_mimebundle_() or {}).items() if v is not None}
+            bundle.setdefault("text/plain", "a plotly figure; the table below holds its numbers")
+            self.widget.outputs = ({"output_type": "display_data", "data": bundle, "metadata": {}},)
+            return
+        shown = self.widget
+        with shown.batch_update():
+            keep = 0
+            for old, new in zip(before.data, figure.data, strict=False):
+                if old.meta != new.meta:
+                    break
+                keep += 1
+            if len(shown.data) > keep:
+                shown.data = shown.data[:keep]
+            for old, new, drawn in zip(before.data, figure.data[:keep], shown.data, strict=False):
+                if old != new:
+                    drawn.update(new.to_plotly_json(), overwrite=False)
+            if before.layout != figure.layout:
+                gone = {
+                    key: None for key in before.layout.to_plotly_json() if key not in figure.layout.to_plotly_json()
+                }
+                shown.layout.update({**figure.layout.to_plotly_json(), **gone}, overwrite=True)
+            if len(figure.data) > keep:
+                shown.add_traces(list(figure.data[keep:]))

@@ -1,0 +1,486 @@
+"""The latency panel without a browser: buttons are pressed in process, behind it stands an engine without a clock."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from labkit.errors import BackendError, ConfigError, LabkitError
+from labkit.figures import trace_of
+from labkit.lab.latency import LatencyPanel
+from labkit.lab.recorded import recorded_sources
+from labkit.lab.worker import Worker
+from tests.lab.fakes import h200, live_source, recording, row
+
+
+@pytest.fixture(autouse=True)
+def cards(monkeypatch):
+    """Most of these tests look at cards, so they run as a learner would; the strict ones ask for it."""
+    monkeypatch.delenv("LABKIT_STRICT", raising=False)
+
+
+@pytest.fixture
+def worker():
+    made = Worker()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def live(worker):
+    """A panel over a fake engine, and the engines it made."""
+    source, made = live_source()
+    panel = LatencyPanel(source, recorded_sources([h200()]), worker=worker, redraw=True, refresh_s=0)
+    return panel, made
+
+
+@pytest.fixture
+def recorded(worker):
+    return LatencyPanel(None, recorded_sources([h200()]), worker=worker, redraw=True, no_live="torch is not installed.")
+
+
+def press(panel: LatencyPanel) -> None:
+    panel.run_button.click()
+    panel.wait(20)
+
+
+# --- LIVE ------------------------------------------------------------------------------------------------------------
+
+
+def test_run_draws_exactly_what_the_step_reports_say(live):
+    panel, made = live
+    press(panel)
+    panel.mode.value = "FULL"
+    panel.batch.value = 3
+    press(panel)
+    assert panel.error.value == ""
+    for run, shown in zip(panel.runs, panel.rows, strict=True):
+        walls = [report.wall_ms for report in run.reports]
+        assert len(walls) == 6
+        assert list(trace_of(panel.figure, "samples", run.number).y) == walls == list(shown.samples_ms)
+        assert set(trace_of(panel.figure, "median", run.number).y) == {shown.p50_ms}
+        assert set(trace_of(panel.figure, "band", run.number).y) == {shown.p10_ms, shown.p90_ms}
+        assert f'data-ms="{shown.p50_ms!r}"' in panel.table_area.value
+    assert [r.mode for r in panel.rows] == ["NONE", "FULL"]
+    assert [r.size for r in panel.rows] == [1, 4]
+    assert panel.table[1]["batch"] == 3 and panel.table[1]["kind"] == "LIVE"
+    assert len(made) == 1, "the second run must reconfigure the engine, not build another"
+
+
+def test_warm_up_is_not_measured_and_the_context_is_reached_by_the_first_measured_step(live):
+    panel, made = live
+    panel.batch.value, panel.context.value = 2, 100
+    press(panel)
+    assert made[0].primed == [(2, 98)]
+    assert [report.step_id for report in panel.runs[0].reports] == [3, 4, 5, 6, 7, 8]
+
+
+def test_all_engine_work_happens_on_the_worker_thread(live):
+    panel, made = live
+    press(panel)
+    panel.mode.value = "FULL"
+    press(panel)
+    assert made[0].threads == {"labkit-worker"}
+
+
+@pytest.mark.parametrize("k", [0, 1, 2, 5, 7])
+def test_stop_at_step_k_lets_at_most_one_more_step_run(live, k):
+    """Stop is pressed while step k is under way; that step ends, and no other begins."""
+    panel, made = live
+    press(panel)
+    (llm,) = made
+    before = llm.steps
+
+    def gate(engine):
+        if engine.steps - before == k:
+            panel.stop_button.click()
+
+    llm.gate = gate
+    press(panel)
+    assert llm.steps - before == k + 1
+    assert not panel.busy and not panel.run_button.disabled
+    measured = max(0, k + 1 - 2)  # two steps warm up
+    if measured:
+        assert panel.runs[-1].stopped and panel.rows[-1].n == measured
+        assert "stopped" in panel.table_area.value and "stopped" in panel.status.value
+    else:
+        assert len(panel.runs) == 1 and "nothing was added" in panel.status.value
+
+
+def test_stop_while_text_is_written_ends_it_and_keeps_the_run(live):
+    panel, made = live
+    press(panel)
+    (llm,) = made
+    before = llm.steps
+    llm.gate = lambda engine: panel.stop_button.click() if engine.steps - before == 2 + 6 + 3 else None
+    press(panel)
+    assert llm.steps - before == 2 + 6 + 4
+    assert panel.rows[-1].n == 6
+
+
+def test_controls_are_off_and_the_label_says_busy_while_a_run_is_under_way(live):
+    panel, made = live
+    press(panel)
+    reached, release, seen = threading.Event(), threading.Event(), {}
+
+    def gate(engine):
+        reached.set()
+        release.wait(20)
+
+    made[0].gate = gate
+    panel.run_button.click()
+    assert reached.wait(20)
+    for control in (panel.model, panel.backend, panel.mode, panel.sizes, panel.batch, panel.context, panel.source):
+        assert control.disabled
+    assert panel.run_button.disabled and panel.reset_button.disabled and not panel.stop_button.disabled
+    seen["label"] = panel.status.value
+    panel.run()  # a second press while busy says so and does nothing
+    assert "still busy" in panel.error.value
+    release.set()
+    panel.wait(20)
+    assert "Busy" in seen["label"]
+    assert not panel.model.disabled and panel.stop_button.disabled
+    assert len(panel.runs) == 2
+
+
+def test_steps_appear_in_the_chart_while_they_come_in(live):
+    panel, made = live
+    press(panel)
+    (llm,) = made
+    before, drawn = llm.steps, []
+
+    def gate(engine):
+        if 2 < engine.steps - before < 8:
+            trace = trace_of(panel.figure, "samples", 2)
+            drawn.append(len(trace.y))
+
+    llm.gate = gate
+    press(panel)
+    assert drawn == [1, 2, 3, 4, 5]
+
+
+def test_text_comes_from_the_very_engine_and_says_that_random_weights_write_noise(live):
+    panel, made = live
+    panel.mode.value = "FULL"
+    press(panel)
+    assert panel.runs[0].text == " word" * 24
+    note = panel.runs[0].text_note
+    assert "noise" in note and "emulated FULL graph of size 1" in note and "TORCH_SDPA" in note
+    assert "The capital of France is" in panel.text_area.value and "noise" in panel.text_area.value
+
+
+def test_the_summary_says_that_an_emulated_graph_saves_nothing(live):
+    panel, made = live
+    panel.mode.value = "FULL"
+    press(panel)
+    assert panel.summary.startswith("mode FULL, size 1, emulated") and "nothing is saved here" in panel.summary
+
+
+def test_the_cost_is_announced_before_the_click(live):
+    panel, made = live
+    assert "load smollm2" in panel.cost.value or "load tiny" in panel.cost.value
+    assert "capture" not in panel.cost.value
+    panel.mode.value = "FULL"
+    assert "capture 4 emulated graphs (1, 2, 4, 8)" in panel.cost.value
+    panel.sizes.value = "2, 16"
+    assert "capture 2 emulated graphs (2, 16)" in panel.cost.value
+    press(panel)
+    assert "load" not in panel.cost.value and "capture" not in panel.cost.value, "both were just done"
+
+
+def test_progress_of_captures_is_shown(live):
+    panel, made = live
+    press(panel)
+    panel.mode.value = "FULL"
+    said = []
+    panel.status.observe(lambda change: said.append(change["new"]), names="value")
+    press(panel)
+    assert any("capturing FULL size 4, 2 of 4" in line for line in said)
+
+
+def test_a_batch_above_the_largest_size_runs_eagerly_and_says_so(live):
+    panel, made = live
+    panel.mode.value, panel.sizes.value, panel.batch.value = "FULL", "1 2", 5
+    assert "above the largest" in panel.hint.value
+    press(panel)
+    assert panel.rows[0].mode == "NONE" and "above the largest size, 2" in panel.said.value
+
+
+def test_a_mode_that_cannot_be_had_is_explained_before_the_run(live):
+    panel, made = live
+    panel.mode.value = "PIECEWISE"
+    assert "PIECEWISE → NONE" in panel.hint.value
+    assert "capture" not in panel.cost.value
+
+
+def test_another_model_closes_the_engine_of_the_first(live):
+    """Case C44: constructing again must not hold memory twice."""
+    panel, made = live
+    press(panel)
+    panel.model.value = "tiny-qwen3"
+    press(panel)
+    assert [llm.closed for llm in made] == [True, False]
+    assert len(panel.runs) == 2
+
+
+# --- bad input: a card, and nothing is lost --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("typed", "named"),
+    [
+        ("4, x, 0", ["'x' is not a whole number", "0 is below the smallest size, 1"]),
+        ("4, 65", ["65 is above the largest possible step, 64 tokens"]),
+        ("2.5", ["'2.5' is not a whole number"]),
+        ("-1", ["-1 is below the smallest size, 1"]),
+        ("99999999999999999999999", ["99999999999999999999999 is above the largest possible step"]),
+    ],
+)
+def test_a_bad_size_list_is_a_card_that_names_value_and_limit(live, typed, named):
+    panel, made = live
+    press(panel)
+    panel.mode.value = "FULL"
+    panel.sizes.value = typed
+    for words in named:
+        assert words in panel.error.value.replace("&#x27;", "'")
+    steps = made[0].steps
+    press(panel)
+    assert made[0].steps == steps, "nothing may run with a list that is not understood"
+    assert len(panel.runs) == 1 and panel.sizes.value == typed, "nothing is lost"
+    panel.sizes.value = "1, 4"
+    assert panel.error.value == ""
+    press(panel)
+    assert len(panel.runs) == 2
+
+
+def test_a_backend_that_cannot_serve_is_named_beforehand_and_its_error_is_a_card(live):
+    panel, made = live
+    assert ("FLASH_ATTN (not here)", "FLASH_ATTN") in panel.backend.options
+    panel.backend.value = "FLASH_ATTN"
+    assert "cannot run here: needs a GPU" in panel.hint.value
+    press(panel)
+    assert "needs a GPU" in panel.error.value and "Usable here" in panel.error.value
+    assert panel.runs == [] and not panel.busy and not panel.run_button.disabled
+    panel.backend.value = "AUTO"
+    press(panel)
+    assert len(panel.runs) == 1 and panel.error.value == ""
+
+
+def test_a_failed_capture_is_a_card_and_the_next_run_works(live):
+    panel, made = live
+    press(panel)
+    panel.mode.value, panel.sizes.value = "FULL", "13"
+    press(panel)
+    assert "Lower gpu_memory_utilization" in panel.error.value
+    panel.sizes.value = ""
+    press(panel)
+    assert [r.mode for r in panel.rows] == ["NONE", "FULL"]
+
+
+def test_a_number_outside_its_range_is_moved_and_the_move_is_said(live):
+    panel, made = live
+    panel.batch.box.value = 999
+    assert panel.batch.value == 16 and "batch 999 is outside 1…16" in panel.hint.value
+
+
+def test_an_unexpected_error_is_a_card_too(live):
+    panel, made = live
+    press(panel)
+
+    def gate(engine):
+        raise RuntimeError("device-side <assert>")
+
+    made[0].gate = gate
+    press(panel)
+    assert "RuntimeError: device-side &lt;assert&gt;" in panel.error.value
+    assert not panel.busy and len(panel.runs) == 1
+
+
+def test_html_in_a_prompt_or_in_generated_text_stays_text(live):
+    panel, made = live
+    panel.prompt.value = "<script>x</script>"
+    press(panel)
+    assert "<script>" not in panel.text_area.value
+
+
+# --- pin and reset ---------------------------------------------------------------------------------------------------
+
+
+def test_two_pinned_runs_stand_side_by_side_and_a_third_replaces_the_older(live):
+    panel, made = live
+    assert panel.pin_button.disabled
+    for _ in range(3):
+        press(panel)
+        panel.pin_button.click()
+    assert [run.number for run in panel.pinned] == [2, 3]
+    assert list(trace_of(panel.figure, "samples", 3, "pinned").y) == list(panel.rows[2].samples_ms)
+    assert "times as long" in panel.pins.value or "No difference shown" in panel.pins.value
+    panel.pin(1)
+    assert [run.number for run in panel.pinned] == [3, 1]
+    panel.pin(9)
+    assert "there is no such run" in panel.error.value
+
+
+def test_reset_forgets_runs_and_puts_the_controls_back(live):
+    panel, made = live
+    panel.mode.value, panel.batch.value, panel.sizes.value = "FULL", 4, "4"
+    press(panel)
+    panel.pin()
+    panel.reset_button.click()
+    assert panel.runs == [] and panel.pinned == [] and panel.rows == [] and panel.table == []
+    assert (panel.mode.value, panel.batch.value, panel.context.value, panel.sizes.value) == ("NONE", 1, 64, "")
+    assert panel.table_area.value == "" and panel.pins.value == "" and panel.summary == ""
+    press(panel)
+    assert panel.runs[0].number == 1 and len(made) == 1
+
+
+def test_settings_that_changed_since_the_last_run_are_marked(live):
+    panel, made = live
+    press(panel)
+    assert "Run 1 is done" in panel.status.value
+    panel.batch.value = 2
+    assert "Settings changed since run 1" in panel.status.value
+    panel.batch.value = 1
+    assert "changed" not in panel.status.value
+
+
+# --- provenance ------------------------------------------------------------------------------------------------------
+
+
+def test_every_number_carries_its_kind_and_a_ratio_never_mixes_two(live):
+    panel, made = live
+    press(panel)
+    panel.pin()
+    panel.source.value = 1
+    press(panel)
+    panel.pin()
+    assert [entry["kind"] for entry in panel.table] == ["LIVE", "RECORDED"]
+    assert "● LIVE" in panel.table_area.value and "■ RECORDED · NVIDIA H200" in panel.table_area.value
+    assert "■ RECORDED" in panel.said.value
+    assert "No ratio" in panel.pins.value and "times as long" not in panel.pins.value
+    names = {trace.name for trace in panel.figure.data if trace.showlegend}
+    assert names == {"TORCH_SDPA · NONE · LIVE", "TRITON_ATTN · NONE · RECORDED"}
+
+
+# --- RECORDED --------------------------------------------------------------------------------------------------------
+
+
+def test_a_recorded_run_shows_the_recorded_samples(recorded):
+    press(recorded)
+    assert recorded.error.value == ""
+    (shown,) = recorded.rows
+    assert (shown.mode, shown.batch, shown.context) == ("NONE", 1, 512)
+    assert list(trace_of(recorded.figure, "samples", 1).y) == list(shown.samples_ms)
+    assert "412 launches a step" in recorded.summary
+    assert "No engine ran" in recorded.text_area.value
+
+
+def test_full_names_the_launches_it_replaces(recorded):
+    recorded.mode.value = "FULL"
+    recorded.batch.value = 16
+    press(recorded)
+    assert recorded.summary.startswith("mode FULL, size 16: 1 graph launch and 2 more instead of 412 launches; 1.57 ms")
+
+
+def test_eager_batches_snap_to_recorded_ones_and_say_so(recorded):
+    recorded.batch.value = 13
+    assert recorded.batch.value == 16 == recorded.batch.slider.value
+    assert "batch 13 was not recorded; moved to the nearest recorded point, 16" in recorded.hint.value
+    recorded.context.box.value = 700
+    assert recorded.context.value == 512
+    press(recorded)
+    assert recorded.rows[0].batch == 16
+
+
+def test_under_a_graph_a_batch_is_answered_by_the_step_of_its_padded_size(recorded):
+    recorded.mode.value = "FULL"
+    recorded.batch.value = 13
+    assert recorded.batch.value == 13
+    assert "batch 13 runs in the graph of 16, 3 padding" in recorded.hint.value
+    press(recorded)
+    assert (recorded.rows[0].size, recorded.rows[0].p50_ms) == (16, row("FULL", 16, 1.57).p50_ms)
+    assert "3 of it padding" in recorded.said.value
+    assert recorded.table[0]["batch"] == 13
+
+
+def test_an_edited_size_list_is_answered_by_the_recorded_step_of_the_padded_size(recorded):
+    recorded.mode.value = "FULL"
+    recorded.batch.value = 3
+    recorded.sizes.value = "2, 24"
+    press(recorded)
+    assert recorded.rows[0].size == 24
+
+
+def test_a_size_that_was_not_recorded_is_said_and_never_made_up(recorded):
+    recorded.mode.value, recorded.batch.value, recorded.sizes.value = "FULL", 3, "5"
+    press(recorded)
+    assert recorded.rows == [] and "not recorded" in recorded.error.value and "size 5" in recorded.error.value
+
+
+def test_above_the_largest_size_the_eager_row_answers_where_there_is_one(recorded):
+    recorded.mode.value, recorded.batch.value = "FULL", 64
+    press(recorded)
+    assert (recorded.rows[0].mode, recorded.rows[0].batch) == ("NONE", 64)
+    assert "runs eagerly" in recorded.said.value
+    recorded.batch.value, recorded.sizes.value = 13, "8"
+    press(recorded)
+    assert len(recorded.rows) == 1 and "NONE was not recorded at this batch" in recorded.error.value
+
+
+def test_changing_the_mode_moves_a_batch_that_is_not_recorded_eagerly_and_says_so(recorded):
+    recorded.mode.value, recorded.batch.value = "FULL", 13
+    recorded.mode.value = "NONE"
+    assert recorded.batch.value == 16 and "batch 13 is not recorded here" in recorded.hint.value
+
+
+def test_modes_and_backends_that_were_not_recorded_are_not_offered(recorded):
+    assert [value for _, value in recorded.mode.options] == ["NONE", "FULL", "FULL_DECODE_ONLY"]
+    assert [value for _, value in recorded.backend.options] == ["TRITON_ATTN"]
+
+
+def test_each_recorded_machine_is_its_own_source_and_machines_are_not_compared(worker):
+    other = recording([row("NONE", 1, 9.0, launches=412)], gpu="NVIDIA L4")
+    panel = LatencyPanel(None, recorded_sources([h200(), other]), worker=worker, redraw=True)
+    press(panel)
+    panel.pin()
+    panel.source.value = 1
+    press(panel)
+    panel.pin()
+    assert [r["machine"] for r in panel.table] == ["NVIDIA H200", "NVIDIA L4"]
+    assert "it would compare machines" in panel.pins.value
+
+
+def test_with_neither_engine_nor_recordings_the_panel_says_so_and_stays_quiet(worker):
+    panel = LatencyPanel(None, [], worker=worker, redraw=True, no_live="torch is not installed.")
+    assert "torch is not installed" in panel.status.value and "no recordings" in panel.status.value
+    assert panel.run_button.disabled
+    panel.run()
+    assert "nothing to show" in panel.error.value
+    panel.reset()
+    panel.stop()
+
+
+# --- strict ----------------------------------------------------------------------------------------------------------
+
+
+def test_strict_raises_bad_input_from_the_callback(live, monkeypatch):
+    panel, made = live
+    monkeypatch.setenv("LABKIT_STRICT", "1")
+    panel.mode.value = "FULL"
+    with pytest.raises(ConfigError, match="is not a whole number"):
+        panel.sizes.value = "4, x, 0"
+    with pytest.raises(ConfigError, match="is not a whole number"):
+        panel.run()
+    assert panel.error.value == ""
+
+
+def test_strict_raises_what_failed_on_the_worker(live, monkeypatch):
+    panel, made = live
+    monkeypatch.setenv("LABKIT_STRICT", "1")
+    panel.backend.value = "FLASH_ATTN"
+    with pytest.raises(BackendError, match="needs a GPU"):
+        panel.run(wait=True, timeout=20)
+    assert panel.error.value == "" and not panel.run_button.disabled
+    with pytest.raises(LabkitError, match="there is no such run"):
+        panel.pin()
