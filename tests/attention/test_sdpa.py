@@ -25,7 +25,9 @@ def spec(batch: PagedBatch, **changes: object) -> AttentionSpec:
     return AttentionSpec(**values)  # type: ignore[arg-type]
 
 
-def attend(batch: PagedBatch, *, pad: int = 0, window: int | None = None, lse: bool = False, **changes: object) -> torch.Tensor:
+def attend(
+    batch: PagedBatch, *, pad: int = 0, window: int | None = None, lse: bool = False, **changes: object
+) -> torch.Tensor:
     backend = TorchSDPABackend(spec(batch, **changes), torch.device("cpu"))
     metadata = batch.metadata(pad_reqs=pad, pad_tokens=pad)
     query = torch.cat([batch.query, torch.full((pad, *batch.query.shape[1:]), float("nan"), dtype=batch.query.dtype)])

@@ -70,7 +70,9 @@ def test_c21_an_explicit_choice_is_never_replaced() -> None:
     assert select(SPEC, registry.platform_for_gpu("H200"), "torch_sdpa").selected == "TORCH_SDPA"
 
 
-@pytest.mark.parametrize(("name", "hint"), [("TRITON_ATN", "TRITON_ATTN"), ("flashinfr", "FLASHINFER"), ("sdpa", "TORCH_SDPA")])
+@pytest.mark.parametrize(
+    ("name", "hint"), [("TRITON_ATN", "TRITON_ATTN"), ("flashinfr", "FLASHINFER"), ("sdpa", "TORCH_SDPA")]
+)
 def test_c21_a_misspelt_name_is_answered_with_the_closest(name: str, hint: str) -> None:
     with pytest.raises(ConfigError, match=hint):
         select(SPEC, Platform("cpu"), name)
@@ -139,7 +141,15 @@ def test_an_unknown_gpu_is_answered() -> None:
         ({"max_model_len": 5000}, "5000"),
         ({"cudagraph_capture_sizes": [0, 4]}, "0 is not"),
         ({"max_cudagraph_capture_size": 9000}, "9000"),
-        ({"cudagraph_mode": "FULL", "attention_backend": "TORCH_SDPA", "max_model_len": 4096, "sdpa_kernel": "flash"}, "NEVER"),
+        (
+            {
+                "cudagraph_mode": "FULL",
+                "attention_backend": "TORCH_SDPA",
+                "max_model_len": 4096,
+                "sdpa_kernel": "flash",
+            },
+            "NEVER",
+        ),
     ],
 )
 def test_bad_settings_are_refused_with_their_name(changes: dict[str, object], named: str) -> None:

@@ -78,7 +78,15 @@ def test_c27_user_lists_are_cleaned(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.parametrize(
     ("sizes", "named"),
-    [([], "empty"), ([4, 0], "0 is not"), ([-3], "-3 is not"), ([2.5], "2.5 is not"), ([True], "True"), (["8"], "'8'"), ([65], "64")],
+    [
+        ([], "empty"),
+        ([4, 0], "0 is not"),
+        ([-3], "-3 is not"),
+        ([2.5], "2.5 is not"),
+        ([True], "True"),
+        (["8"], "'8'"),
+        ([65], "64"),
+    ],
 )
 def test_c27_bad_user_lists_are_refused(sizes: list[int], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
