@@ -28,8 +28,8 @@ setup: ## make .venv and fetch the default model; the first half of lab and test
 
 lab: ## set up, then open JupyterLab on the first notebook
 	@$(call install,--model-optional)
-	@PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/jupyter-lab $$([ "$$(id -u)" != 0 ] || echo --allow-root) \
-		--ServerApp.root_dir="$(CURDIR)" notebooks/00_start_here.ipynb $(ARGS)
+	@PATH="$(CURDIR)/.venv/bin:$$PATH" exec .venv/bin/jupyter-lab $$([ "$$(id -u)" != 0 ] || echo --allow-root) \
+		--ServerApp.root_dir="$(CURDIR)" --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(ARGS)
 
 test: ## set up, then run every check that needs no GPU
 	@$(call install,)
