@@ -164,7 +164,7 @@ class LLM:
         A prompt that cannot be served comes back with finish_reason "error" and a sentence, the others complete; when
         no prompt can be served the first RequestError is raised.
         """
-        batch = [prompts] if _is_single(prompts) else list(prompts)  # type: ignore[arg-type]
+        batch: list[Any] = [prompts] if _is_single(prompts) else list(prompts)  # type: ignore[arg-type]
         params = self._params(sampling_params, len(batch))
         done: dict[str, RequestOutput] = {}
         order, errors = [], []

@@ -23,7 +23,7 @@ from labkit.attention.interface import (
     Reason,
 )
 from labkit.attention.kernels import paged
-from labkit.attention.kernels.launch import interpreting, next_power_of_2
+from labkit.launch import interpreting, next_power_of_2
 from labkit.attention.kernels.tiles import (
     Tile,
     choose_num_splits,
@@ -238,7 +238,9 @@ class TritonAttentionBackend(AttentionBackend):
         padded = max(16, next_power_of_2(d))
         for name, x in (("query", query), ("key_cache", key_cache), ("value_cache", value_cache), ("output", output)):
             if x.stride(-1) != 1:
-                raise BackendError("TRITON_ATTN", f"the last dimension of {name} is not contiguous (stride {x.stride(-1)})")
+                raise BackendError(
+                    "TRITON_ATTN", f"the last dimension of {name} is not contiguous (stride {x.stride(-1)})"
+                )
         if lse is not None and not lse.is_contiguous():
             raise BackendError("TRITON_ATTN", "lse must be contiguous [num_tokens, num_heads]")
         if window is not None and window < 1:

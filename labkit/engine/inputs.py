@@ -38,7 +38,8 @@ class _Layout:
         for words in (2 * num_tokens, num_tokens, num_tokens, num_reqs + 1, num_reqs, num_reqs):
             begin.append(at)
             at += -(-words // _ALIGN) * _ALIGN
-        return cls(*begin, at)
+        slots, tokens, positions, query_start_loc, seq_lens, sample_rows = begin
+        return cls(slots, tokens, positions, query_start_loc, seq_lens, sample_rows, words=at)
 
 
 @dataclasses.dataclass

@@ -12,6 +12,7 @@ import functools
 import gc
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
@@ -49,7 +50,7 @@ class GraphCapturer:
         self.device = device
         self.emulated = device.type != "cuda"
         self._open = False
-        self._pool: tuple[int, int] | None = None if self.emulated else torch.cuda.graph_pool_handle()
+        self._pool: Any = None if self.emulated else torch.cuda.graph_pool_handle()
         self._stream = None if self.emulated else capture_stream(device)
 
     @contextlib.contextmanager

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from labkit.attention.kernels.launch import kernel, next_power_of_2
+from labkit.launch import kernel, next_power_of_2
 
 tl: Any = None  # `triton.language` once a kernel has been launched
 

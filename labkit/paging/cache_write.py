@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
-from labkit.attention.kernels.launch import kernel, next_power_of_2
+from labkit.launch import kernel, next_power_of_2
 
 if TYPE_CHECKING:
     import torch
@@ -78,7 +78,15 @@ def write_kv_triton(
     num_tokens = slot_mapping.shape[0]
     if num_tokens == 0:
         return
-    form = (key.dtype, key.shape[1:], key.stride(), value.stride(), key_cache.stride(), value_cache.stride(), key_cache.shape[1])
+    form = (
+        key.dtype,
+        key.shape[1:],
+        key.stride(),
+        value.stride(),
+        key_cache.stride(),
+        value_cache.stride(),
+        key_cache.shape[1],
+    )
     variant = _variants.get(form)
     if variant is None:
         for name, x in (("key", key), ("value", value), ("key_cache", key_cache), ("value_cache", value_cache)):

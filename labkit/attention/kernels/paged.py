@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from labkit.attention.kernels.launch import DeviceFunction, kernel
+from labkit.launch import DeviceFunction, kernel
 
 tl: Any = None  # `triton.language` once a kernel has been launched
 
@@ -39,20 +39,19 @@ def attend_tile(
     m = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, HEAD_PADDED], tl.float32)
+    # Page numbers are fetched one tile ahead: a load whose address comes from another load of the same iteration would
+    # cost the software pipeline a stage. One number per key; neighbours read the same word, which spares a reshape.
+    page = tl.load(block_row_ptr + (lo + offs_n) // PAGE, mask=lo + offs_n < end_key, other=0)
     for start in range(lo, hi, BLOCK_N):
         keys = start + offs_n
         live = (keys >= first_key) & (keys < end_key)
-        # One page number per key: neighbours read the same word, which costs an L1 hit and spares a reshape.
-        page = tl.load(block_row_ptr + keys // PAGE, mask=live, other=0).to(tl.int64)
+        kv_mask = live[:, None] if HEAD_SIZE == HEAD_PADDED else live[:, None] & (offs_d < HEAD_SIZE)[None, :]
         slot = (keys % PAGE).to(tl.int64)
-        if HEAD_SIZE == HEAD_PADDED:
-            kv_mask = live[:, None]
-        else:
-            kv_mask = live[:, None] & (offs_d < HEAD_SIZE)[None, :]
-        k_rows = page * K_STRIDE_PAGE + slot * K_STRIDE_TOKEN
-        v_rows = page * V_STRIDE_PAGE + slot * V_STRIDE_TOKEN
+        k_rows = page.to(tl.int64) * K_STRIDE_PAGE + slot * K_STRIDE_TOKEN
+        v_rows = page.to(tl.int64) * V_STRIDE_PAGE + slot * V_STRIDE_TOKEN
         k = tl.load(k_head_ptr + k_rows[:, None] + offs_d[None, :], mask=kv_mask, other=0.0)
         v = tl.load(v_head_ptr + v_rows[:, None] + offs_d[None, :], mask=kv_mask, other=0.0)
+        page = tl.load(block_row_ptr + (keys + BLOCK_N) // PAGE, mask=keys + BLOCK_N < end_key, other=0)
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
         if SOFT_CAP:
             # cap · tanh(s / cap). The scale already holds log2(e), so 2s/cap is s·2/cap in base 2 as well.
@@ -154,10 +153,7 @@ def paged_attention_kernel(
             return
 
     offs_d = tl.arange(0, HEAD_PADDED)
-    if HEAD_SIZE == HEAD_PADDED:
-        row_mask = row_ok[:, None]
-    else:
-        row_mask = row_ok[:, None] & (offs_d < HEAD_SIZE)[None, :]
+    row_mask = row_ok[:, None] if HEAD_SIZE == HEAD_PADDED else row_ok[:, None] & (offs_d < HEAD_SIZE)[None, :]
     q_rows = row_token * Q_STRIDE_TOKEN + row_head * Q_STRIDE_HEAD
     q = tl.load(q_ptr + q_rows[:, None] + offs_d[None, :], mask=row_mask, other=0.0)
     acc, m, total = attend_tile(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from labkit.attention.kernels.launch import kernel
+from labkit.launch import kernel
 
 if TYPE_CHECKING:
     import torch

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from labkit.attention.kernels.launch import next_power_of_2
+from labkit.launch import next_power_of_2
 
 #: Shared memory one block may use, in bytes, by compute capability (CUDA C++ programming guide, "technical specifications").
 SHARED_MEMORY: dict[tuple[int, int], int] = {
