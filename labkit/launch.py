@@ -72,7 +72,7 @@ class Kernel:
     def variant(
         self, dtypes: tuple[Any, ...], constants: tuple[Any, ...], num_warps: int = 4, num_stages: int = 2
     ) -> Variant:
-        """The kernel for these tensor dtypes and constants (in the order of the parameters); compiled at first launch."""
+        """The kernel for these tensor dtypes and constants (in parameter order); compiled at first launch."""
         key = (dtypes, constants, num_warps, num_stages)
         found = self._variants.get(key)
         if found is None:
@@ -157,8 +157,8 @@ def direct_launch(compiled: Any) -> Callable[..., None] | None:
 
             def launch_3_7(x: int, y: int, z: int, stream: int, arguments: tuple[Any, ...]) -> None:
                 launch(
-                    x, y, z, stream, function, cooperative, dependent, packed, None, None, None, None, None, annotations,
-                    signature, arguments,
+                    x, y, z, stream, function, cooperative, dependent, packed, None, None, None, None, None,
+                    annotations, signature, arguments,
                 )  # fmt: skip
 
             return launch_3_7

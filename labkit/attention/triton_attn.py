@@ -141,7 +141,7 @@ class TritonAttentionBackend(AttentionBackend):
             if choose_tile(spec.head_size, itemsize, rows, limit, platform.capability) is None:
                 out.append(
                     Reason(
-                        f"no tile of head size {spec.head_size} in {spec.dtype} fits into {limit} bytes of shared memory",
+                        f"no tile of head size {spec.head_size} in {spec.dtype} fits {limit} bytes of shared memory",
                         "take TORCH_SDPA",
                     )
                 )
@@ -152,7 +152,7 @@ class TritonAttentionBackend(AttentionBackend):
     def graph_support(cls, spec: AttentionSpec, platform: Platform) -> tuple[AttentionCGSupport, str]:
         return (
             AttentionCGSupport.ALWAYS,
-            "every kernel finds its request and its keys from device tensors, so one captured grid serves any batch of its size",
+            "every kernel finds its request and keys from device tensors, so a captured grid serves any batch of its size",
         )
 
     def prepare(self, metadata: AttentionMetadata) -> None:
@@ -201,7 +201,8 @@ class TritonAttentionBackend(AttentionBackend):
         if metadata.num_tokens == 0 or plan.programs == 0:
             return
         key = (
-            plan.tile, plan.one_token, plan.max_reqs, plan.splits > 1, sliding_window, logits_soft_cap is not None, sinks is not None,
+            plan.tile, plan.one_token, plan.max_reqs, plan.splits > 1, sliding_window, logits_soft_cap is not None,
+            sinks is not None,
             lse is not None, query.dtype, query.stride(), key_cache.stride(), value_cache.stride(), output.stride(),
         )  # fmt: skip
         variants = self._variants.get(key)

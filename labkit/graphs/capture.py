@@ -34,7 +34,7 @@ class CapturedGraph:
 def capture_stream(device: torch.device) -> torch.cuda.Stream:
     """The one stream that graphs of a device are captured on, by every engine of the process.
 
-    cuBLAS keeps a workspace of 32 MiB per stream for the life of the process; a new stream for each engine would leak it.
+    cuBLAS keeps a workspace of 32 MiB per stream for the life of the process; a new stream per engine leaks it.
     """
     return torch.cuda.Stream(device)
 

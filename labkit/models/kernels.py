@@ -43,13 +43,15 @@ def rms_norm_kernel(
 
 
 @kernel(
-    tensors="q_ptr k_ptr v_ptr positions_ptr cos_sin_ptr key_cache_ptr value_cache_ptr slots_ptr q_weight_ptr k_weight_ptr",
+    tensors="q_ptr k_ptr v_ptr positions_ptr cos_sin_ptr key_cache_ptr value_cache_ptr slots_ptr "
+    "q_weight_ptr k_weight_ptr",
     numbers="eps",
 )
 def rotary_kernel(
     q_ptr, k_ptr, v_ptr, positions_ptr, cos_sin_ptr, key_cache_ptr, value_cache_ptr, slots_ptr,
     q_weight_ptr, k_weight_ptr, eps,
-    Q_STRIDE_TOKEN: tl.constexpr, Q_STRIDE_HEAD: tl.constexpr, K_STRIDE_TOKEN: tl.constexpr, K_STRIDE_HEAD: tl.constexpr,
+    Q_STRIDE_TOKEN: tl.constexpr, Q_STRIDE_HEAD: tl.constexpr,
+    K_STRIDE_TOKEN: tl.constexpr, K_STRIDE_HEAD: tl.constexpr,
     V_STRIDE_TOKEN: tl.constexpr, V_STRIDE_HEAD: tl.constexpr,
     KC_STRIDE_PAGE: tl.constexpr, KC_STRIDE_TOKEN: tl.constexpr, KC_STRIDE_HEAD: tl.constexpr,
     VC_STRIDE_PAGE: tl.constexpr, VC_STRIDE_TOKEN: tl.constexpr, VC_STRIDE_HEAD: tl.constexpr,
@@ -84,10 +86,7 @@ def rotary_kernel(
         x1 = tl.load(at, mask=mask, other=0.0).to(tl.float32)
         x2 = tl.load(at + HALF, mask=mask, other=0.0).to(tl.float32)
         if NORM:
-            if is_q:
-                w_at = q_weight_ptr + d
-            else:
-                w_at = k_weight_ptr + d
+            w_at = q_weight_ptr + d if is_q else k_weight_ptr + d
             w1 = tl.load(w_at, mask=d < HALF, other=0.0).to(tl.float32)
             w2 = tl.load(w_at + HALF, mask=d < HALF, other=0.0).to(tl.float32)
             scale = 1.0 / tl.sqrt((tl.sum(x1 * x1, 1) + tl.sum(x2 * x2, 1)) / HEAD_SIZE + eps)[:, None]
@@ -151,7 +150,8 @@ def _norm(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, 
         rows = 4 if block <= 256 else 1
         residual_stride = 0 if residual is None else residual.stride(0)
         constants = (
-            x.stride(0), x.stride(1) if x.dim() == 3 else 0, residual_stride, heads, size, residual is not None, rows, block,
+            x.stride(0), x.stride(1) if x.dim() == 3 else 0, residual_stride, heads, size,
+            residual is not None, rows, block,
         )  # fmt: skip
         variant = rms_norm_kernel.variant(
             (x.dtype, weight.dtype, residual is not None and residual.dtype), constants, _warps(rows * block), 1

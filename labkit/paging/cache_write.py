@@ -19,7 +19,8 @@ tl: Any = None  # `triton.language` once a kernel has been launched
 @kernel(tensors="key_ptr value_ptr key_cache_ptr value_cache_ptr slots_ptr")
 def write_kv_kernel(
     key_ptr, value_ptr, key_cache_ptr, value_cache_ptr, slots_ptr,
-    K_STRIDE_TOKEN: tl.constexpr, K_STRIDE_HEAD: tl.constexpr, V_STRIDE_TOKEN: tl.constexpr, V_STRIDE_HEAD: tl.constexpr,
+    K_STRIDE_TOKEN: tl.constexpr, K_STRIDE_HEAD: tl.constexpr,
+    V_STRIDE_TOKEN: tl.constexpr, V_STRIDE_HEAD: tl.constexpr,
     KC_STRIDE_PAGE: tl.constexpr, KC_STRIDE_TOKEN: tl.constexpr, KC_STRIDE_HEAD: tl.constexpr,
     VC_STRIDE_PAGE: tl.constexpr, VC_STRIDE_TOKEN: tl.constexpr, VC_STRIDE_HEAD: tl.constexpr,
     PAGE: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr,

@@ -43,7 +43,7 @@ class KVCache:
         return self.data.numel() * self.data.element_size()
 
     def fill_random(self, block_ids: list[int], seed: int) -> None:
-        """Prime blocks with seeded finite values (normal, like normalised keys), to measure a context without a prefill."""
+        """Prime blocks with seeded finite values, normally distributed, to measure a context without a prefill."""
         generator = torch.Generator(device=self.data.device).manual_seed(seed)
         index = torch.tensor(block_ids, dtype=torch.int64, device=self.data.device)
         for layer in self.data:
@@ -64,7 +64,7 @@ def num_blocks_that_fit(free_bytes: int, block_bytes: int, max_useful: int, aske
     if blocks < 2:
         raise ConfigError(
             asked,
-            f"leaves {max(0, free_bytes) / 2**20:.0f} MiB for the KV cache, and one block takes {block_bytes / 2**20:.2f} MiB",
+            f"leaves {max(0, free_bytes) / 2**20:.0f} MiB for the KV cache; one block takes {block_bytes / 2**20:.2f} MiB",
             "Raise gpu_memory_utilization, lower max_num_batched_tokens, or take a smaller model.",
         )
     return min(blocks, max_useful)

@@ -165,7 +165,7 @@ def test_garbage_collection_is_restored_after_capture() -> None:
             gc.enable()
 
 
-# --- bad input ---------------------------------------------------------------------------------------------------------
+# --- bad input --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -299,7 +299,7 @@ def test_bad_settings_fail_at_construction(changes: dict, error: type[LabkitErro
         LLM(**{"model": "tiny-llama", **SMALL, **changes})
 
 
-# --- toggling ----------------------------------------------------------------------------------------------------------
+# --- toggling ---------------------------------------------------------------------------------------------------------
 
 
 def test_reconfigure_keeps_what_is_valid_and_says_what_it_rebuilt() -> None:
@@ -374,7 +374,7 @@ def test_another_model_can_be_loaded_in_place() -> None:
         assert llm.generate([1, 2, 3])[0].finish_reason == "length"
 
 
-# --- lifetime and reports ----------------------------------------------------------------------------------------------
+# --- lifetime and reports ---------------------------------------------------------------------------------------------
 
 
 def test_c44_closing_gives_the_memory_back_and_is_safe_twice() -> None:

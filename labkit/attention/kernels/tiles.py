@@ -1,4 +1,4 @@
-"""Which tile and how many KV splits a batch gets: pure functions of host integers. Refuses to know torch, Triton, the GPU.
+"""Which tile and how many KV splits a batch gets: pure functions of host integers. Refuses to know torch and Triton.
 
 Everything here must give the same answer for every replay of one captured graph, so nothing may depend on a batch's
 true lengths: only on the padded counts and worst cases that the graph was captured with.
@@ -10,7 +10,7 @@ import dataclasses
 
 from labkit.launch import next_power_of_2
 
-#: Shared memory one block may use, in bytes, by compute capability (CUDA C++ programming guide, "technical specifications").
+#: Shared memory one block may use, in bytes, by compute capability (CUDA C++ programming guide).
 SHARED_MEMORY: dict[tuple[int, int], int] = {
     (7, 5): 65_536, (8, 0): 166_912, (8, 6): 101_376, (8, 7): 166_912, (8, 9): 101_376, (9, 0): 232_448,
     (10, 0): 232_448, (10, 3): 232_448, (11, 0): 232_448, (12, 0): 101_376, (12, 1): 101_376,
@@ -34,7 +34,7 @@ class Tile:
     num_stages: int
 
     def shared_bytes(self, head_size: int, itemsize: int) -> int:
-        """An upper estimate of what the compiler will ask for: K and V per stage, the query tile, the P tile, page ids."""
+        """An upper estimate of what the compiler asks for: K and V per stage, query tile, P tile, page ids."""
         d = next_power_of_2(max(head_size, 16))
         kv = self.num_stages * 2 * self.block_n * d * itemsize
         pages = self.num_stages * self.block_n * 4
