@@ -23,7 +23,6 @@ from labkit.attention.interface import (
     Reason,
 )
 from labkit.attention.kernels import paged
-from labkit.launch import interpreting, next_power_of_2
 from labkit.attention.kernels.tiles import (
     Tile,
     choose_num_splits,
@@ -33,6 +32,7 @@ from labkit.attention.kernels.tiles import (
     shared_memory_limit,
 )
 from labkit.errors import BackendError
+from labkit.launch import interpreting, next_power_of_2
 
 if TYPE_CHECKING:
     import torch
@@ -152,7 +152,7 @@ class TritonAttentionBackend(AttentionBackend):
     def graph_support(cls, spec: AttentionSpec, platform: Platform) -> tuple[AttentionCGSupport, str]:
         return (
             AttentionCGSupport.ALWAYS,
-            "every kernel finds its request and keys from device tensors, so a captured grid serves any batch of its size",
+            "every kernel finds its request and keys from device tensors, so a captured grid serves any batch",
         )
 
     def prepare(self, metadata: AttentionMetadata) -> None:

@@ -86,7 +86,10 @@ def rotary_kernel(
         x1 = tl.load(at, mask=mask, other=0.0).to(tl.float32)
         x2 = tl.load(at + HALF, mask=mask, other=0.0).to(tl.float32)
         if NORM:
-            w_at = q_weight_ptr + d if is_q else k_weight_ptr + d
+            if is_q:  # noqa: SIM108 (a choice of pointers is a branch for the compiler)
+                w_at = q_weight_ptr + d
+            else:
+                w_at = k_weight_ptr + d
             w1 = tl.load(w_at, mask=d < HALF, other=0.0).to(tl.float32)
             w2 = tl.load(w_at + HALF, mask=d < HALF, other=0.0).to(tl.float32)
             scale = 1.0 / tl.sqrt((tl.sum(x1 * x1, 1) + tl.sum(x2 * x2, 1)) / HEAD_SIZE + eps)[:, None]

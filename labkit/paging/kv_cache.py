@@ -64,7 +64,7 @@ def num_blocks_that_fit(free_bytes: int, block_bytes: int, max_useful: int, aske
     if blocks < 2:
         raise ConfigError(
             asked,
-            f"leaves {max(0, free_bytes) / 2**20:.0f} MiB for the KV cache; one block takes {block_bytes / 2**20:.2f} MiB",
+            f"leaves {max(0, free_bytes) / 2**20:.0f} MiB for KV; one block takes {block_bytes / 2**20:.2f} MiB",
             "Raise gpu_memory_utilization, lower max_num_batched_tokens, or take a smaller model.",
         )
     return min(blocks, max_useful)
