@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import plotly.graph_objects as go
 
@@ -61,14 +62,15 @@ def latency_figure(runs: Sequence[RunPoints], pinned: Sequence[RunPoints] = (), 
     the figure finds the numbers of a run without counting traces.
     """
     figure = go.Figure(layout=_layout(runs, pinned, log))
-    seen: set[str] = set()
+    # The newest run of each kind carries the legend entry: it is never faint.
+    named = {run.series: run.number for run in (*runs, *pinned) if run.finished}
     for run in runs:
         faint = bool(runs) and run.number <= runs[-1].number - BRIGHT_RUNS
-        figure.add_traces(list(_traces(run, float(run.number), "main", faint, seen)))
+        figure.add_traces(list(_traces(run, float(run.number), "main", faint, named)))
     for slot, run in enumerate(pinned):
-        figure.add_traces(list(_traces(run, float(slot), "pinned", False, seen)))
-    _label_medians(figure, [(float(r.number), r) for r in runs], "main")
-    _label_medians(figure, [(float(i), r) for i, r in enumerate(pinned)], "pinned")
+        figure.add_traces(list(_traces(run, float(slot), "pinned", False, {})))
+    _label_medians(figure, [(float(r.number), r) for r in runs], "main", log)
+    _label_medians(figure, [(float(i), r) for i, r in enumerate(pinned)], "pinned", log)
     return figure
 
 
@@ -95,10 +97,10 @@ def short_ms(ms: float) -> str:
     return f"{ms:.{max(0, min(3, 2 - math.floor(math.log10(ms))))}f}"
 
 
-def _traces(run: RunPoints, x: float, plot: str, faint: bool, seen: set[str]) -> Iterable[go.Scatter]:
+def _traces(run: RunPoints, x: float, plot: str, faint: bool, named: dict[str, int]) -> Iterable[go.Scatter]:
     hue = palette.colour(run.backend)
     axes = {} if plot == "main" else {"xaxis": "x2", "yaxis": "y2"}
-    common = {"legendgroup": run.series, "opacity": 0.35 if faint else 1.0, **axes}
+    common = {"legendgroup": run.series, "opacity": 0.6 if faint else 1.0, **axes}
     left, right = x - HALF_SLOT, x + HALF_SLOT
     if run.finished:
         yield go.Scatter(
@@ -112,7 +114,7 @@ def _traces(run: RunPoints, x: float, plot: str, faint: bool, seen: set[str]) ->
         x=slot_positions(len(run.samples_ms), x) if run.samples_ms else [],
         y=list(run.samples_ms),
         mode="markers",
-        marker={"color": hue, "size": 5, "symbol": palette.marker(run.mode, run.kind), "opacity": 0.7},
+        marker={"color": hue, "size": 4, "symbol": palette.marker(run.mode, run.kind), "opacity": 0.7},
         customdata=list(range(1, len(run.samples_ms) + 1)),
         hovertemplate=f"run {run.number}, step %{{customdata}}: %{{y:.3f}} ms<extra></extra>",
         showlegend=False, meta=["samples", run.number, plot], name=f"run {run.number}: steps", **common,
@@ -127,20 +129,22 @@ def _traces(run: RunPoints, x: float, plot: str, faint: bool, seen: set[str]) ->
             line={"color": hue, "width": 3, "dash": palette.dash(run.mode)},
             marker={"color": hue, "size": 8, "symbol": palette.marker(run.mode, run.kind)},
             hovertemplate=f"run {run.number}: median {mid} ms, p10–p90 {low}–{high}, n={n}<extra></extra>",
-            showlegend=run.series not in seen, meta=["median", run.number, plot], name=run.series, **common,
+            showlegend=named.get(run.series) == run.number, meta=["median", run.number, plot],
+            name=run.series, **common,
         )  # fmt: skip
-        seen.add(run.series)
 
 
-def _label_medians(figure: go.Figure, placed: Sequence[tuple[float, RunPoints]], plot: str) -> None:
-    """The median in figures above each band: a chart should be readable without hovering."""
+def _label_medians(figure: go.Figure, placed: Sequence[tuple[float, RunPoints]], plot: str, log: bool) -> None:
+    """The median in figures above each run: a chart should be readable without hovering."""
     done = [(x, run) for x, run in placed if run.finished and run.p50_ms is not None]
     if done:
+        tops = [max(run.p90_ms or 0, *run.samples_ms) for _, run in done]
+        gap = 0.025 * max(v for _, run in placed for v in run.samples_ms)
         axes = {} if plot == "main" else {"xaxis": "x2", "yaxis": "y2"}
         figure.add_trace(
             go.Scatter(
                 x=[x for x, _ in done],
-                y=[run.p90_ms for _, run in done],
+                y=[top * 1.04 if log else top + gap for top in tops],
                 text=[f"<b>{short_ms(run.p50_ms or 0)} ms</b><br>n={len(run.samples_ms)}" for _, run in done],
                 mode="text",
                 textposition="top center",
@@ -155,15 +159,15 @@ def _label_medians(figure: go.Figure, placed: Sequence[tuple[float, RunPoints]],
         )
 
 
-def _layout(runs: Sequence[RunPoints], pinned: Sequence[RunPoints], log: bool) -> dict[str, object]:
+def _layout(runs: Sequence[RunPoints], pinned: Sequence[RunPoints], log: bool) -> dict[str, Any]:
     last = runs[-1].number if runs else 1
     first = max(runs[0].number if runs else 1, last - SLOTS_IN_VIEW + 1)
     # At least three slots wide: a first run alone should not be blown up to the whole width.
     span = [first - 0.6, max(last, first + 2) + 0.6]
-    layout: dict[str, object] = {
+    layout: dict[str, Any] = {
         "height": HEIGHT,
         "autosize": True,
-        "margin": {"l": 58, "r": 12, "t": 56, "b": 66},
+        "margin": {"l": 58, "r": 12, "t": 40, "b": 62},
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
         "font": {"size": 12, "color": palette.NEUTRAL},
@@ -178,35 +182,37 @@ def _layout(runs: Sequence[RunPoints], pinned: Sequence[RunPoints], log: bool) -
         layout["annotations"] = [_note("No run yet. Press Run.", 0.5, 0.5, 14)]
     if pinned:
         ticks = list(range(len(pinned)))
-        layout["xaxis2"] = _x_axis(ticks, pinned, [-0.6, max(1, len(pinned) - 1) + 0.6], [0.75, 1])
+        span = [-0.6, max(1, len(pinned) - 1) + 0.6]
+        layout["xaxis2"] = _x_axis(ticks, pinned, span, [0.75, 1]) | {"anchor": "y2"}
+        layout["xaxis2"]["ticktext"] = [f"pin {'AB'[i : i + 1]}: {run.tick}" for i, run in enumerate(pinned)]
         layout["yaxis2"] = _y_axis(pinned, log, "x2")
-        layout["annotations"] = [_note("pinned", 0.875, 1.0, 12, "bottom")]
     return layout
 
 
-def _x_axis(at: Sequence[int], runs: Sequence[RunPoints], span: list[float], domain: list[float]) -> dict[str, object]:
+def _x_axis(at: Sequence[int], runs: Sequence[RunPoints], span: list[float], domain: list[float]) -> dict[str, Any]:
     return {
         "tickmode": "array", "tickvals": list(at), "ticktext": [r.tick for r in runs], "range": span, "domain": domain,
-        "showgrid": False, "zeroline": False, "fixedrange": False, "tickfont": {"size": 11}, "tickangle": 0,
+        "showgrid": False, "zeroline": False, "fixedrange": False, "tickfont": {"size": 11}, "automargin": True,
         "showline": True, "linecolor": palette.NEUTRAL,
     }  # fmt: skip
 
 
-def _y_axis(runs: Sequence[RunPoints], log: bool, anchor: str) -> dict[str, object]:
-    axis: dict[str, object] = {
+def _y_axis(runs: Sequence[RunPoints], log: bool, anchor: str) -> dict[str, Any]:
+    axis: dict[str, Any] = {
         "gridcolor": palette.GRID, "zeroline": False, "anchor": anchor, "tickfont": {"size": 11},
         "showline": True, "linecolor": palette.NEUTRAL,
     }  # fmt: skip
     values = [v for r in runs for v in (*r.samples_ms, r.p90_ms or 0) if v > 0]
+    if not values:
+        return axis | {"range": [0, 1], "showticklabels": False}
     if log:
-        low, high = (min(values), max(values)) if values else (0.1, 10)
-        return axis | {"type": "log", "range": [math.log10(low * 0.8), math.log10(high * 1.8)]}
+        return axis | {"type": "log", "range": [math.log10(min(values) * 0.8), math.log10(max(values) * 1.8)]}
     # From zero, always: cutting the axis would make any difference look large. Room above for the labels.
-    return axis | {"type": "linear", "range": [0, max(values, default=1) * 1.22]}
+    return axis | {"type": "linear", "range": [0, max(values) * 1.25]}
 
 
-def _note(text: str, x: float, y: float, size: int, yanchor: str = "middle") -> dict[str, object]:
+def _note(text: str, x: float, y: float, size: int) -> dict[str, Any]:
     return {
-        "text": text, "x": x, "y": y, "xref": "paper", "yref": "paper", "xanchor": "center", "yanchor": yanchor,
+        "text": text, "x": x, "y": y, "xref": "paper", "yref": "paper", "xanchor": "center", "yanchor": "middle",
         "showarrow": False, "font": {"size": size, "color": palette.NEUTRAL},
     }  # fmt: skip

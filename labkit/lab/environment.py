@@ -8,18 +8,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import ipywidgets as widgets
 
 from labkit.lab import ui
-from labkit.lab.live import engine_missing
+from labkit.lab.machine import backend_answers, cpu_memory, engine_missing, shape_of
 from labkit.measure.provenance import Provenance, collect
 
 if TYPE_CHECKING:
     from labkit.attention.selector import Candidate
-    from labkit.config import ModelConfig
 
 LIVE_GPU = "LIVE GPU"
 LIVE_CPU = "LIVE CPU"
@@ -61,7 +59,7 @@ def look(model: str | None = None) -> Environment:
     why = engine_missing()
     made = collect("LIVE", "environment_card")
     mode = RECORDED_ONLY if why else LIVE_GPU if made.gpu else LIVE_CPU
-    capability, free, total = None, *_cpu_memory()
+    capability, free, total = None, *cpu_memory()
     if mode == LIVE_GPU:
         import torch
 
@@ -124,28 +122,6 @@ def versions(env: Environment) -> list[tuple[str, str]]:
     return [(name, version) for name, version in found.items() if version]
 
 
-def backend_answers(
-    shape: ModelConfig, max_num_seqs: int = 256, max_model_len: int | None = None
-) -> tuple[Candidate, ...]:
-    """Every backend's answer for a model on this machine, with the real reason of what does not load.
-
-    The two limits decide graph tiers; None is the engine's own default length.
-    """
-    from labkit.attention.interface import AttentionSpec, Platform
-    from labkit.attention.selector import candidates
-    from labkit.engine.plan import DEFAULT_MAX_MODEL_LEN, resolve_dtype
-    from labkit.llm import find_backends, find_device
-
-    platform = Platform("cpu") if engine_missing() else find_device()[1]
-    spec = AttentionSpec(
-        shape.num_heads, shape.num_kv_heads, shape.head_size, resolve_dtype("auto", platform)[0], 16,
-        max_model_len=max_model_len or min(shape.max_position_embeddings, DEFAULT_MAX_MODEL_LEN[platform.device_type]),
-        max_num_seqs=max_num_seqs,
-    )  # fmt: skip
-    found = candidates(spec, platform, find_backends(platform))
-    return tuple(sorted(found, key=lambda c: (c.order is None, c.order or 0)))
-
-
 def _backend_cells(candidate: Candidate, selected: str | None) -> dict[str, str]:
     if candidate.usable:
         state = f'<span class="lk-ok">✓ {"selected" if candidate.name == selected else "usable"}</span>'
@@ -170,31 +146,5 @@ def _version(name: str) -> str:
     return package_version(name) or "not installed"
 
 
-def shape_of(model: str | None) -> ModelConfig:
-    """The shape of a model by name; the default model's for a name that has none, such as a folder."""
-    from labkit.models.shapes import DEFAULT_MODEL, SHAPES
-
-    name = model or DEFAULT_MODEL
-    return SHAPES.get(name) or SHAPES[DEFAULT_MODEL.removesuffix("-instruct")]
-
-
-def _cpu_memory() -> tuple[int | None, int | None]:
-    """Bytes available and in all, None where the system does not tell."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            lines = dict(line.split(":", 1) for line in file)
-        return int(lines["MemAvailable"].split()[0]) * 1024, int(lines["MemTotal"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        return None, None
-
-
 def _gib(size: int) -> str:
     return f"{size / 2**30:.1f} GiB"
-
-
-def as_dict(env: Environment) -> dict[str, Any]:
-    """Plain values, for tests and for copying into a report."""
-    rows: Sequence[dict[str, Any]] = [
-        {"name": c.name, "usable": c.usable, "reasons": [str(r) for r in c.reasons]} for c in env.backends
-    ]
-    return {"mode": env.mode, "made": env.made.as_dict(), "backends": list(rows), "selected": env.selected}

@@ -20,7 +20,8 @@ from labkit.errors import LabkitError
 from labkit.figures.latency import RunPoints, latency_figure, short_ms
 from labkit.graphs.sizes import pad_to
 from labkit.lab import sentences, ui
-from labkit.lab.live import Events, LiveSource, Stopped, engine_missing
+from labkit.lab.live import Events, LiveSource, Stopped
+from labkit.lab.machine import engine_missing
 from labkit.lab.recorded import RecordedSource, recorded_sources
 from labkit.lab.settings import AUTO, Run, Settings, parse_sizes, show_sizes
 from labkit.lab.worker import Job, Worker, shared_worker, strict
@@ -276,6 +277,7 @@ class LatencyPanel:
             self.status.value = ui.block(ui.escape(self._nothing_here()))
             self._redraw()
             return
+        self.prompt.layout.display = None if isinstance(source, LiveSource) else "none"
         with self._quietly():
             _fill(self.model, [(m, m) for m in source.models()], defaults)
             self._fill_backends(source, defaults)
@@ -443,7 +445,7 @@ class LatencyPanel:
     def _build(self, redraw: bool | None) -> None:
         self.source = widgets.ToggleButtons(
             options=[(f"{s.kind} · {s.label}", i) for i, s in enumerate(self.sources)] or [("nothing to run", 0)],
-            value=0, description="Source", style={"description_width": "auto"},
+            value=0, style={"button_width": "auto"},
         )  # fmt: skip
         self.model = ui.dropdown("Model", [("-", "-")])
         self.backend = ui.dropdown("Backend", [("-", "-")])
@@ -460,7 +462,7 @@ class LatencyPanel:
             value=False, description="logarithmic scale", indent=False, layout=widgets.Layout(width="160px")
         )
         self.progress = widgets.IntProgress(
-            value=0, min=0, max=1, layout=widgets.Layout(width="100%", height="10px", visibility="hidden")
+            value=0, min=0, max=1, layout=widgets.Layout(width="auto", height="10px", visibility="hidden")
         )
         self.status, self.hint, self.cost, self.error = (ui.area() for _ in range(4))
         self.said, self.pins, self.table_area, self.text_area = (ui.area() for _ in range(4))
@@ -474,13 +476,14 @@ class LatencyPanel:
             head += '<span class="lk-quiet lk-small">No RECORDED source: this labkit ships no recordings.</span>'
         left = ui.stack(
             [
-                self.model, self.backend, self.mode, self.sizes, self.batch.widget, self.context.widget, self.prompt,
-                self.hint, self.cost, ui.row(self._buttons(), width="100%"), self.progress, self.status, self.error,
+                self.model, self.backend, self.mode, self.sizes, self.batch.widget, self.context.widget,
+                self.hint, self.cost, ui.row(self._buttons(), width="auto"), self.progress, self.status, self.error,
+                self.prompt, self.text_area,
             ],
             flex="1 1 310px", max_width="100%", min_width="0", width="auto",
         )  # fmt: skip
         right = ui.stack(
-            [self.view.widget, self.log, self.said, self.text_area],
+            [self.view.widget, self.log, self.said],
             flex="2.2 1 500px",
             max_width="100%",
             min_width="0",
@@ -489,7 +492,7 @@ class LatencyPanel:
         self.widget = ui.root(
             [
                 ui.area(ui.block(f'<div class="lk-head">{head}</div>')),
-                self.source,
+                ui.row([widgets.Label("Source"), self.source], align_items="center"),
                 ui.row([left, right], width="100%", align_items="flex-start", grid_gap="8px 18px"),
                 self.pins,
                 self.table_area,
@@ -554,7 +557,7 @@ def _summary_html(run: Run) -> str:
     notes = "".join(f'<p class="lk-small">{ui.escape(note)}</p>' for note in run.notes)
     stopped = '<p class="lk-small">Stopped early: the numbers are of the steps that ran.</p>' if run.stopped else ""
     return ui.block(
-        f"{ui.badge(run.kind, run.provenance.device)} {ui.escape(sentences.summary(run))}{notes}{stopped}"
+        f"{ui.badge(run.kind, sentences.machine(run))} {ui.escape(sentences.summary(run))}{notes}{stopped}"
         f'<p class="lk-small lk-quiet">{ui.escape(sentences.origin(run))}</p>',
         "lk-sentence",
     )
@@ -575,8 +578,11 @@ def _pins_html(pinned: Sequence[Run]) -> str:
     if not pinned:
         return ""
     cards = "".join(f'<div class="lk-pin">{"".join(_pin_lines("AB"[i], run))}</div>' for i, run in enumerate(pinned))
-    told = sentences.comparison(*pinned) if len(pinned) == 2 else "Pin a second run to compare the two."
-    return ui.block(f'<div class="lk-pins">{cards}</div><p class="lk-sentence">{ui.escape(told)}</p>')
+    said = "Pin a second run to compare the two."
+    if len(pinned) == 2:
+        kinds = {run.kind for run in pinned}
+        said = f"{ui.badge(*kinds) + ' ' if len(kinds) == 1 else ''}{ui.escape(sentences.comparison(*pinned))}"
+    return ui.block(f'<div class="lk-pins">{cards}</div><p class="lk-sentence">{said}</p>')
 
 
 def _pin_lines(letter: str, run: Run) -> Iterator[str]:
@@ -586,13 +592,14 @@ def _pin_lines(letter: str, run: Run) -> Iterator[str]:
         if row.mode == "NONE"
         else f"mode {row.mode}, size {row.size}{' (emulated)' if run.emulated else ''}"
     )
-    yield f"<div><b>{letter} · run {run.number}</b> {ui.badge(run.kind, run.provenance.device)}</div>"
+    yield f"<div><b>{letter} · run {run.number}</b> {ui.badge(run.kind, sentences.machine(run))}</div>"
     yield f'<div class="lk-big">{short_ms(row.p50_ms)} ms</div>'
     yield f"<div>p10–p90 {short_ms(row.p10_ms)}–{short_ms(row.p90_ms)} ms, n={row.n}</div>"
     which = f"{row.model}, {row.backend}, {ran}, batch {run.settings.batch}, context {row.context}"
     yield f"<div>{ui.escape(which)}</div>"
     if row.launches is not None:
-        yield f"<div>{row.launches} launches, {row.graph_launches} of them graphs</div>"
+        graphs = ", none of them a graph" if not row.graph_launches else f", {row.graph_launches} of them a graph"
+        yield f"<div>{row.launches} launches{graphs}</div>"
 
 
 _COLUMNS = [
@@ -609,7 +616,7 @@ def _table_html(runs: Sequence[Run]) -> str:
 def _cells(run: Run) -> dict[str, str]:
     values = sentences.table_row(run)
     cells = {key: ui.escape("–" if value is None else value) for key, value in values.items()}
-    cells["badge"] = ui.badge(run.kind, run.provenance.device)
+    cells["badge"] = f'<span title="{ui.escape(sentences.origin(run))}">{ui.badge(run.kind)}</span>'
     if run.settings.mode != run.row.mode:
         cells["mode"] = f"{cells['mode']} <span class='lk-quiet'>(asked {ui.escape(run.settings.mode)})</span>"
     if run.emulated:
@@ -617,7 +624,7 @@ def _cells(run: Run) -> dict[str, str]:
     cells["p50_ms"] = f'<span data-ms="{run.row.p50_ms!r}">{short_ms(run.row.p50_ms)}</span>'
     cells["band"] = f"{short_ms(run.row.p10_ms)}–{short_ms(run.row.p90_ms)}"
     cells["n"] = f"{run.row.n}{' (stopped)' if run.stopped else ''}"
-    cells["tok_s"] = f"{run.row.tok_s:.0f}"
+    cells["tok_s"] = f"{values['tok_s']:.0f}"
     if run.row.graph_launches:
         cells["launches"] += f" ({run.row.graph_launches} graph)"
     return cells

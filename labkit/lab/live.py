@@ -6,7 +6,6 @@ Everything in this file runs on the worker thread. Torch is only imported once a
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +16,7 @@ from labkit.config import ATTENTION_BACKENDS, CUDAGraphMode, SamplingParams
 from labkit.engine.report import StepReport
 from labkit.errors import ConfigError, LabkitError
 from labkit.graphs import modes
+from labkit.lab.machine import backend_answers, gpu_name, has_default_model, shape_of
 from labkit.lab.settings import AUTO, MODES, Range, Run, Settings, show_sizes
 from labkit.measure import launches
 from labkit.measure.launches import LaunchCount
@@ -119,14 +119,6 @@ def shared_room() -> EngineRoom:
     return _room
 
 
-def engine_missing() -> str:
-    """Why no engine can run here, as one sentence; empty when one can."""
-    for name in ("torch", "safetensors", "tokenizers"):
-        if importlib.util.find_spec(name) is None:
-            return f"{name} is not installed, so no engine runs here (pip install 'labkit[engine]')."
-    return ""
-
-
 class LiveSource:
     """This machine's engine behind the panel's controls."""
 
@@ -140,9 +132,9 @@ class LiveSource:
         ask_backends: Callable[[str, int, int], tuple[Candidate, ...]] | None = None,
     ) -> None:
         self.room = room or shared_room()
-        self.device = device if device is not None else _gpu_name()
+        self.device = device if device is not None else gpu_name()
         self.limits = limits or (GPU_LIMITS if self.device else CPU_LIMITS)
-        self._ask_backends = ask_backends or _ask_backends
+        self._ask_backends = ask_backends or _answers_for
         self._load_s: dict[str, float] = {}
         self._capture_ms: dict[tuple[str, str], float] = {}
         self._step_ms: dict[tuple[str, str, str], float] = {}
@@ -235,8 +227,8 @@ class LiveSource:
         step_ms = self._step_ms.get((settings.model, settings.backend, settings.mode), 8.0 if self.device else 60.0)
         measuring = min(self.limits.budget_s, (self.limits.warmup + self.limits.steps) * step_ms / 1e3)
         parts.append(
-            f"run {self.limits.warmup} warm-up and up to {self.limits.steps} measured steps, "
-            f"then write {TEXT_TOKENS} tokens"
+            f"measure up to {self.limits.steps} steps after {self.limits.warmup} of warm-up, "
+            f"and write {TEXT_TOKENS} tokens"
         )
         seconds += measuring + TEXT_TOKENS * step_ms / 1e3
         return f"Run will {', '.join(parts)}: about {_about(seconds)}."
@@ -402,9 +394,7 @@ def _traced_step(llm: Any, settings: Settings) -> LaunchCount:
         llm.reset()
 
 
-def _ask_backends(model: str, max_num_seqs: int, max_model_len: int) -> tuple[Candidate, ...]:
-    from labkit.lab.environment import backend_answers, shape_of
-
+def _answers_for(model: str, max_num_seqs: int, max_model_len: int) -> tuple[Candidate, ...]:
     return backend_answers(shape_of(model), max_num_seqs, max_model_len)
 
 
@@ -412,11 +402,12 @@ def _notes(llm: Any, settings: Settings, reports: list[StepReport]) -> list[str]
     """What a reader must know beside the numbers: a mode that was lowered, padding, a step above the largest size."""
     notes: list[str] = []
     last = reports[-1]
-    notes += [f"{line}." for line in llm.mode_trail if "→" in line]
+    if CUDAGraphMode[settings.mode].decode_mode() is not llm.cudagraph_mode.decode_mode():
+        notes += [f"{line}." for line in llm.mode_trail if "→" in line]
     if last.num_padded:
-        rows = "row is" if last.num_padded == 1 else "rows are"
+        be = "is" if last.num_padded == 1 else "are"
         notes.append(
-            f"batch {settings.batch} is padded to size {last.size}: {last.num_padded} of {last.size} {rows} padding."
+            f"batch {settings.batch} is padded to size {last.size}: {last.num_padded} of {last.size} rows {be} padding."
         )
     sizes = llm.capture_sizes
     if last.mode == "NONE" and sizes and settings.batch > max(sizes):
@@ -439,17 +430,3 @@ def _text_note(llm: Any, decodes: list[StepReport]) -> str:
 
 def _about(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 3 else f"{round(seconds)} s" if seconds < 90 else f"{seconds / 60:.0f} min"
-
-
-def has_default_model() -> bool:
-    """Whether the default model's weights are in the cache already."""
-    from labkit.models.fetch import default_model_dir
-
-    return default_model_dir() is not None
-
-
-def _gpu_name() -> str:
-    """The GPU that an engine would use, or "" for the CPU."""
-    import torch
-
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else ""

@@ -60,7 +60,7 @@ def comparison(a: Run, b: Run) -> str:
             f"No ratio: {left} is {a.kind}, {right} is {b.kind}, and a ratio never mixes the two. Pin two of one kind."
         )
     if a.provenance.device != b.provenance.device:
-        where = f"{left} ran on {a.provenance.device}, {right} on {b.provenance.device}"
+        where = f"{left} ran on {machine(a)}, {right} on {machine(b)}"
         return f"No ratio: {where}, so it would compare machines."
     if not found.shown:
         between = f"({found.low:.2f}–{found.high:.2f})"
@@ -80,7 +80,7 @@ def table_row(run: Run) -> dict[str, Any]:
     return {
         "run": run.number,
         "kind": run.kind,
-        "machine": run.provenance.device,
+        "machine": machine(run),
         "model": row.model,
         "backend": row.backend,
         "requested_mode": run.settings.mode,
@@ -94,10 +94,15 @@ def table_row(run: Run) -> dict[str, Any]:
         "n": row.n,
         "launches": row.launches,
         "graph_launches": row.graph_launches,
-        "tok_s": row.tok_s,
+        "tok_s": run.settings.batch / row.p50_ms * 1e3,  # padding makes no tokens
         "emulated": run.emulated,
         "stopped": run.stopped,
     }
+
+
+def machine(run: Run) -> str:
+    """The short name of what a run ran on."""
+    return run.provenance.gpu or "CPU"
 
 
 def origin(run: Run) -> str:

@@ -6,6 +6,7 @@ the page through `HTML.value`, widget traits or figure traces: all may be set fr
 
 from __future__ import annotations
 
+import functools
 import html
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -29,18 +30,19 @@ CSS = """<style>
 .labkit .lk-live { background: #1b6e3c; } .labkit .lk-recorded { background: #1f5fa8; }
 .labkit .lk-simulated { background: #7a3e9d; } .labkit .lk-none { background: #5f6368; }
 .labkit .lk-sentence { font-size: 14px; padding: 8px 12px; border-left: 4px solid var(--jp-brand-color1, #1f5fa8);
-  background: var(--jp-layout-color2, #f2f2f2); }
-.labkit .lk-card { padding: 10px 14px; border-left: 4px solid #c9302c; background: var(--jp-layout-color2, #f2f2f2); }
+  background: var(--jp-rendermime-table-row-background, #f5f5f5); margin: 8px 0; }
+.labkit .lk-card { padding: 10px 14px; margin: 8px 0; border-left: 4px solid #c9302c;
+  background: var(--jp-rendermime-table-row-background, #f5f5f5); }
 .labkit .lk-card b { font-weight: 600; }
 .labkit .lk-scroll { overflow-x: auto; }
 .labkit .lk table { border-collapse: collapse; font-size: 12px; margin: 0; color: inherit; }
-.labkit .lk th, .labkit .lk td { padding: 4px 10px; text-align: left; white-space: nowrap; color: inherit;
+.labkit .lk th, .labkit .lk td { padding: 4px 8px; text-align: left; white-space: nowrap; color: inherit;
   border-bottom: 1px solid var(--jp-border-color2, #ddd); background: transparent; vertical-align: top; }
 .labkit .lk td.lk-wrap { white-space: normal; min-width: 260px; }
 .labkit .lk th { font-weight: 600; } .labkit .lk td.lk-num, .labkit .lk th.lk-num { text-align: right;
   font-variant-numeric: tabular-nums; }
-.labkit .lk caption { text-align: left; caption-side: top; padding: 0 0 4px; font-weight: 600; color: inherit; }
-.labkit .lk-pins { display: flex; flex-wrap: wrap; gap: 10px; }
+.labkit .lk caption { text-align: left; caption-side: top; padding: 10px 0 4px; font-weight: 600; color: inherit; }
+.labkit .lk-pins { display: flex; flex-wrap: wrap; gap: 10px; margin: 8px 0; }
 .labkit .lk-pin { flex: 1 1 220px; padding: 10px 14px; border: 1px solid var(--jp-border-color2, #ddd);
   border-radius: 4px; }
 .labkit .lk-pin .lk-big { font-size: 22px; font-weight: 600; font-variant-numeric: tabular-nums; }
@@ -137,7 +139,7 @@ LABEL = {"description_width": "92px"}
 
 def dropdown(label: str, options: Sequence[tuple[str, Any]], value: Any = None) -> widgets.Dropdown:
     made = widgets.Dropdown(
-        options=list(options), description=label, style=dict(LABEL), layout=widgets.Layout(width="100%")
+        options=list(options), description=label, style=dict(LABEL), layout=widgets.Layout(width="auto")
     )
     if value is not None:
         made.value = value
@@ -147,7 +149,7 @@ def dropdown(label: str, options: Sequence[tuple[str, Any]], value: Any = None) 
 def text(label: str, value: str = "", placeholder: str = "") -> widgets.Text:
     return widgets.Text(
         value=value, description=label, placeholder=placeholder, continuous_update=False, style=dict(LABEL),
-        layout=widgets.Layout(width="100%"),
+        layout=widgets.Layout(width="auto"),
     )  # fmt: skip
 
 
@@ -169,7 +171,7 @@ class Number:
             style=dict(LABEL), layout=widgets.Layout(flex="1 1 auto", width="auto", min_width="120px"),
         )  # fmt: skip
         self.box = widgets.IntText(value=value, continuous_update=False, layout=widgets.Layout(width="74px"))
-        self.widget = widgets.HBox([self.slider, self.box], layout=widgets.Layout(width="100%"))
+        self.widget = widgets.HBox([self.slider, self.box], layout=widgets.Layout(width="auto"))
         self._quiet = False
         self.slider.observe(lambda change: self._changed(change["new"]), names="value")
         self.box.observe(lambda change: self._changed(change["new"]), names="value")
@@ -246,6 +248,20 @@ def can_use_figure_widget() -> bool:
     return True
 
 
+@functools.cache
+def _fitting_figure_widget() -> Any:
+    """A FigureWidget that measures its place once the page has drawn it: it is born off the page, 700 pixels wide."""
+
+    class FittingFigureWidget(go.FigureWidget):
+        def set_state(self, sync_data: Any) -> None:
+            super().set_state(sync_data)
+            # The first thing the page says after drawing; any change of the layout makes it measure.
+            if self.layout.meta is None:
+                self.layout.meta = "drawn"
+
+    return FittingFigureWidget
+
+
 class FigureView:
     """Shows a figure and replaces it in place: one FigureWidget, or a redraw where that is not available.
 
@@ -258,7 +274,7 @@ class FigureView:
         if self.redraws:
             self.widget: Any = widgets.Output(layout=widgets.Layout(width="100%"))
         else:
-            self.widget = go.FigureWidget(figure)
+            self.widget = _fitting_figure_widget()(figure)
             self.widget._config = {"responsive": True, "displaylogo": False}
         self.show(figure)
 

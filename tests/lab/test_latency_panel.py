@@ -356,8 +356,8 @@ def test_every_number_carries_its_kind_and_a_ratio_never_mixes_two(live):
     press(panel)
     panel.pin()
     assert [entry["kind"] for entry in panel.table] == ["LIVE", "RECORDED"]
-    assert "● LIVE" in panel.table_area.value and "■ RECORDED · NVIDIA H200" in panel.table_area.value
-    assert "■ RECORDED" in panel.said.value
+    assert "● LIVE" in panel.table_area.value and "■ RECORDED" in panel.table_area.value
+    assert "■ RECORDED · NVIDIA H200" in panel.said.value
     assert "No ratio" in panel.pins.value and "times as long" not in panel.pins.value
     names = {trace.name for trace in panel.figure.data if trace.showlegend}
     assert names == {"TORCH_SDPA · NONE · LIVE", "TRITON_ATTN · NONE · RECORDED"}
