@@ -9,7 +9,6 @@ import argparse
 import dataclasses
 import os
 import pathlib
-import shutil
 import subprocess
 import sys
 import time
@@ -19,7 +18,6 @@ from collections.abc import Sequence
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BIN = ROOT / ".venv" / "bin"
 CACHE = ROOT / ".cache"
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 NUM_SLOWEST = 20
 
 
@@ -75,16 +73,6 @@ def environment() -> dict[str, str]:
     return {**os.environ, **ours}
 
 
-def run_browser_check() -> list[Check]:
-    """A missing browser fails by itself, in words; the test that needs it would only say that it found none."""
-    found = next((path for path in map(shutil.which, BROWSERS) if path), None)
-    if found is None:
-        print(
-            "No Chromium or Chrome on the PATH, and one test drives a panel in it. On Debian: `apt install chromium`."
-        )
-    return [Check("browser present", "passed" if found else "failed", 0.0)]
-
-
 def read_report(part: Part, path: pathlib.Path) -> list[Check]:
     try:
         cases = list(ElementTree.parse(path).iter("testcase"))
@@ -128,8 +116,6 @@ def main() -> int:
         print(f"\n=== {part.name}: {' '.join(part.command)}", flush=True)
         begin = time.monotonic()
         found = run_part(part)
-        if part.name == "tests":
-            found += run_browser_check()
         failed = sum(check.outcome == "failed" for check in found)
         took = time.monotonic() - begin
         summary.append(
