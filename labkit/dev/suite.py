@@ -88,16 +88,18 @@ def read_report(part: Part, path: pathlib.Path) -> list[Check]:
 
 
 def run_part(part: Part) -> list[Check]:
-    """What the command checked. A command that fails without naming a failed check is itself one."""
+    """What the command checked. Failing without a failed check, or ending without results, is a failed check itself."""
     if part.report:
         part.report.unlink(missing_ok=True)
     begin = time.monotonic()
     command = [str(BIN / part.command[0]), *part.command[1:]]
     code = subprocess.run(command, cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL).returncode
     seconds = time.monotonic() - begin
-    checks = read_report(part, part.report) if part.report else []
-    if not part.report or (code and not any(check.outcome == "failed" for check in checks)):
-        checks.append(Check(part.name, "failed" if code else "passed", seconds))
+    if part.report is None:
+        return [Check(part.name, "failed" if code else "passed", seconds)]
+    checks = read_report(part, part.report)
+    if not checks or (code and not any(check.outcome == "failed" for check in checks)):
+        checks.append(Check(part.name, "failed", seconds))
     return checks
 
 
