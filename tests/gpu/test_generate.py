@@ -34,7 +34,7 @@ def chat_prompt(llm: LLM) -> list[int]:
 
 @pytest.mark.parametrize("name", ["TRITON_ATTN", "TORCH_SDPA"])
 def test_real_weights_by_the_numerics_rule(name: str) -> None:
-    """Logits and not text: the two best first tokens of this answer lie 0.1 apart at 25, less than bfloat16 resolves."""
+    """Logits and not text: the two best first tokens of this answer lie 0.1 apart at 25, below bfloat16's step."""
     transformers = pytest.importorskip("transformers")
     n = 8
     with LLM(attention_backend=name, dtype="bfloat16", max_model_len=1024, cudagraph_capture_sizes=[1, 2]) as llm:
