@@ -47,7 +47,7 @@ else:
     hypothesis.settings.load_profile("labkit")
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def user_env() -> dict[str, str]:
     """The environment of a process as a user starts it: no Triton interpreter, no strict panels, no GPU."""
     env = {k: v for k, v in os.environ.items() if k not in ("TRITON_INTERPRET", "LABKIT_STRICT", "OMP_NUM_THREADS")}
