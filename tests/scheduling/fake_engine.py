@@ -181,6 +181,9 @@ class FakeEngine:
         assert step.max_query_len == max(item.num_tokens for item in items)
         assert step.max_seq_len == max(item.start + item.num_tokens for item in items) <= self.longest() - 1
         assert step.is_uniform_decode == all(item.is_decode for item in items)
+        started = [item.request for item in items if item.request not in ran_before]
+        assert not (started and step.preempted), "somebody started in a step that preempted"
+        assert not started or len(items) == len(scheduler.running), "somebody started before one who was running"
         assert step.num_cached_tokens == sum(item.start for item in items if item.request not in ran_before)
         for request, start, n, samples, is_decode in items:
             assert request.status is RequestStatus.RUNNING and request in scheduler.running

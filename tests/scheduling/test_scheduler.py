@@ -181,23 +181,26 @@ def test_a_preempted_request_finds_its_own_blocks_in_the_prefix_cache() -> None:
 
 
 def test_nobody_starts_in_a_step_that_preempts() -> None:
-    engine = FakeEngine(usable=2, caching=False)
-    engine.add(text(4), name="a", max_tokens=4)
-    engine.add(text(4, 1), name="b", max_tokens=4)
+    """b gives up its own copy of a block that a has too; sharing a's, it would fit again at once."""
+    engine = FakeEngine(usable=11, block_size=1, budget=6)
+    engine.add([0] * 2, name="a", max_tokens=2)
+    engine.add([0] * 9, name="b", max_tokens=2)
     engine.step()
-    engine.add([1], name="c", max_tokens=1)
     step = engine.step()
     assert step is not None and step.preempted == ("b",) and list(shares(step)) == ["a"]
+    step = engine.step()
+    assert step is not None and step.num_cached_tokens == 4
     engine.run()
 
 
-def test_a_resumed_request_waits_until_all_its_tokens_fit() -> None:
-    """Taking the last blocks for a first chunk would only get it preempted again."""
-    engine = FakeEngine(usable=4, budget=4, caching=False)
-    engine.add(text(6), name="a", max_tokens=5)
-    engine.add(text(6, 1), name="b", max_tokens=5)
-    engine.run()
-    assert sum(len(step.preempted) for step in engine.steps) == 1
+def test_a_request_starts_only_when_all_its_tokens_fit() -> None:
+    """Taking the last blocks for a first chunk would mostly get it preempted before it is through."""
+    engine = FakeEngine(usable=4, budget=6)
+    engine.add(text(6), name="a", max_tokens=3)
+    engine.add(text(12, 1), name="b", max_tokens=1)
+    assert [list(shares(engine.step())) for _ in range(3)] == [["a"]] * 3, "two blocks are free, and b has three"
+    assert shares(engine.step()) == {"b": (0, 6)}
+    assert not any(step.preempted for step in engine.run())
 
 
 @pytest.mark.parametrize("block_size", [1, 4])
