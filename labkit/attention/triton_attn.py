@@ -202,8 +202,8 @@ class TritonAttentionBackend(AttentionBackend):
             return
         key = (
             plan.tile, plan.one_token, plan.max_reqs, plan.splits > 1, sliding_window, logits_soft_cap is not None,
-            sinks is not None,
-            lse is not None, query.dtype, query.stride(), key_cache.stride(), value_cache.stride(), output.stride(),
+            None if sinks is None else sinks.dtype, lse is not None,
+            query.dtype, query.stride(), key_cache.stride(), value_cache.stride(), output.stride(),
         )  # fmt: skip
         variants = self._variants.get(key)
         if variants is None:

@@ -80,14 +80,9 @@ def write_kv_triton(
     if num_tokens == 0:
         return
     form = (
-        key.dtype,
-        key.shape[1:],
-        key.stride(),
-        value.stride(),
-        key_cache.stride(),
-        value_cache.stride(),
-        key_cache.shape[1],
-    )
+        key.dtype, key_cache.dtype, key.shape[1:], key.stride(), value.stride(), key_cache.stride(),
+        value_cache.stride(), key_cache.shape[1],
+    )  # fmt: skip
     variant = _variants.get(form)
     if variant is None:
         for name, x in (("key", key), ("value", value), ("key_cache", key_cache), ("value_cache", value_cache)):

@@ -33,13 +33,15 @@ class Tile:
     num_warps: int
     num_stages: int
 
-    def shared_bytes(self, head_size: int, itemsize: int) -> int:
-        """An upper estimate of what the compiler asks for: K and V per stage, query tile, P tile, page ids."""
+    def shared_bytes(self, head_size: int, itemsize: int, capability: tuple[int, int] | None = None) -> int:
+        """An upper estimate of what the compiler asks for: buffered K and V, the query tile, the P tile, reductions."""
         d = next_power_of_2(max(head_size, 16))
-        kv = self.num_stages * 2 * self.block_n * d * itemsize
-        pages = self.num_stages * self.block_n * 4
-        rows = self.block_m * (d * itemsize + self.block_n * itemsize) + 4096
-        return kv + pages + rows
+        # Ampere's instructions take operands from registers, so the tile in use needs no buffer of its own.
+        reads_shared = capability is None or (capability[0] in (9, 10) and self.block_m >= 64)
+        buffers = self.num_stages if reads_shared else max(1, self.num_stages - 1)
+        kv = buffers * 2 * self.block_n * d * itemsize
+        rows = d * max(self.block_m * itemsize, 64) + self.block_m * self.block_n * itemsize
+        return kv + rows + 4096
 
 
 def choose_tile(
@@ -47,27 +49,29 @@ def choose_tile(
 ) -> Tile | None:
     """The tile for requests that bring at most `rows` query rows (tokens × heads of a group) each; None if none fits.
 
-    16 rows are the least a tensor core takes: a decode uses as many of them as its group has heads. More rows share
-    one read of K and V, up to where the accumulator would leave the registers. float32 multiplies on ordinary cores
-    (IEEE products), sm_75 does so for every dtype (Triton emits no tensor-core instructions there), and both keep
-    their tiles small, because such a product is unrolled.
+    16 rows are the least a tensor core takes: a decode uses as many of them as its group has heads. 64 rows share one
+    read of K and V among more tokens; larger accumulators would leave the registers. float32 multiplies on ordinary
+    cores (IEEE products), sm_75 does so for every dtype (Triton emits no tensor-core instructions there): such a
+    product is unrolled, so the tile is small. The sizes come from compiling for each architecture and reading
+    registers and spills.
     """
     d = next_power_of_2(max(head_size, 16))
-    scalar = itemsize == 4 or (capability is not None and capability < (8, 0))
-    if scalar:
-        block_m, warps, stages = 16, 4, 1 if capability is not None and capability < (8, 0) else 2
-        wanted = 32
+    turing = capability is not None and capability < (8, 0)
+    if turing or itemsize == 4:
+        block_m, num_warps, stages = 16, 4, 1 if turing else 2
+        block_n = 32 if d <= 64 and not turing else 16
     else:
+        # Hopper's and data-centre Blackwell's instructions keep operands in shared memory, others in registers.
+        lean = capability is not None and capability[0] in (9, 10) and d <= 128
         block_m = 16 if rows <= 16 else 64
-        warps, stages = 4, 3
-        wanted = 64
-    for block_n in (wanted, 32, 16):
-        if block_n > wanted or (scalar and block_n * d > 4096 and block_n > 16):
-            continue
-        for n_stages in range(stages, 0, -1):
-            tile = Tile(block_m, block_n, warps, n_stages)
-            if tile.shared_bytes(head_size, itemsize) <= smem_limit:
+        num_warps = 4 if block_m == 16 or lean else 8
+        block_n, stages = 64 if d <= 128 else 32, 3
+    while block_n >= 16:
+        for num_stages in range(stages, 0, -1):
+            tile = Tile(block_m, block_n, num_warps, num_stages)
+            if tile.shared_bytes(head_size, itemsize, capability) <= smem_limit:
                 return tile
+        block_n //= 2
     return None
 
 
