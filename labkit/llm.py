@@ -256,7 +256,8 @@ class LLM:
                 f"both must be at least 1, and a context leaves room below max_model_len={longest}",
                 "Lower context or raise max_model_len.",
             )
-        params = SamplingParams(max_tokens=min(max_tokens, room), ignore_eos=True)
+        # The scheduler repeats the last token as the first output, which counts.
+        params = SamplingParams(max_tokens=min(max_tokens, room) + 1, ignore_eos=True)
         ids = []
         try:
             for i in range(batch):
