@@ -7,6 +7,7 @@ its own memory: eight billion weights take seconds and equal those of a CPU.
 
 from __future__ import annotations
 
+import functools
 import zlib
 
 import numpy as np
@@ -24,8 +25,7 @@ def fill_random(decoder: Decoder, seed: int) -> None:
     A matrix has the standard deviation 1/√columns, which keeps activations and attention scores of size 1, so
     that what attention reads matters to the logits; norm weights are 1 ± 0.1 and biases 0 ± 0.1.
     """
-    numbers = np.random.default_rng(seed).standard_normal(BLOCK, dtype=np.float32)
-    block = torch.from_numpy(numbers).to(decoder.device)
+    block = torch.from_numpy(_numbers(seed, BLOCK)).to(decoder.device)
     scaled: dict[float, torch.Tensor] = {}
     for name, weight in decoder.checkpoint_views().items():
         scale = weight.shape[1] ** -0.5 if weight.dim() == 2 else 0.1
@@ -34,6 +34,11 @@ def fill_random(decoder: Decoder, seed: int) -> None:
         _copy_wrapped(weight.view(-1), scaled[scale], zlib.crc32(name.encode()) % BLOCK)
         if name.endswith("norm.weight"):
             weight.add_(1.0)
+
+
+@functools.lru_cache(maxsize=2)
+def _numbers(seed: int, count: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(count, dtype=np.float32)
 
 
 def _copy_wrapped(target: torch.Tensor, block: torch.Tensor, start: int) -> None:

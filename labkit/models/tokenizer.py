@@ -116,15 +116,13 @@ class FolderTokenizer:
 
     def apply_chat_template(self, messages: Sequence[Message]) -> str:
         """See `Tokenizer`. RequestError when there is no template, or when it refuses the messages."""
-        import jinja2
-
         _check_messages(messages)
         if self._template_text is None:
             raise RequestError("a chat prompt", "this model has no chat template", "Send the text as a plain prompt.")
         try:
             values = {"messages": list(messages), "add_generation_prompt": True, **self._template_values}
             return _compile_template(self._template_text).render(values)
-        except jinja2.TemplateError as error:
+        except Exception as error:  # a template is a program: it may fail in any way on messages it was not made for
             why = f"the model's chat template refuses it: {error}"
             raise RequestError("a chat prompt", why, "Check the roles and their order.") from error
 

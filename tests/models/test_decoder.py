@@ -31,11 +31,15 @@ LLAMA3 = dict(
     original_max_position_embeddings=64,
 )  # fmt: skip
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama-tied-group-of-3": ("Llama", dict(hidden_size=72, num_attention_heads=9, num_key_value_heads=3, tie_word_embeddings=True)),
+    "llama-tied-group-of-3": (
+        "Llama", dict(hidden_size=72, num_attention_heads=9, num_key_value_heads=3, tie_word_embeddings=True)
+    ),
     "llama-untied-one-kv-head": ("Llama", dict(num_key_value_heads=1, tie_word_embeddings=False)),
     "llama-attention-bias": ("Llama", dict(attention_bias=True)),
     "llama-rope-llama3": ("Llama", dict(rope_parameters=LLAMA3)),
-    "llama-eps-and-theta": ("Llama", dict(rms_norm_eps=0.3, rope_parameters=dict(rope_type="default", rope_theta=500.0))),
+    "llama-eps-and-theta": (
+        "Llama", dict(rms_norm_eps=0.3, rope_parameters=dict(rope_type="default", rope_theta=500.0))
+    ),
     "qwen3-tied": ("Qwen3", dict(tie_word_embeddings=True)),
     "qwen3-bias-untied": ("Qwen3", dict(attention_bias=True, tie_word_embeddings=False, num_key_value_heads=4)),
 }  # fmt: skip
