@@ -99,8 +99,6 @@ def pip_install(*args: str) -> None:
 
 def torch_build() -> str:
     """Which torch pip is about to fetch: "installed", "cpu", "cuda" or "unknown". Reads metadata of a few kilobytes."""
-    if run_in_venv("-c", "import importlib.metadata as m; m.version('torch')").returncode == 0:
-        return "installed"
     if sys.platform != "linux":
         return "cpu"
     with tempfile.TemporaryDirectory() as folder:
@@ -108,10 +106,12 @@ def torch_build() -> str:
         command = ["-m", "pip", "install", "--quiet", "--dry-run", "--no-deps", "--report", str(report)]
         run_in_venv(*command, "-c", "constraints.txt", "torch")
         try:
-            [torch] = json.loads(report.read_text())["install"]
-            needs = torch["metadata"].get("requires_dist", [])
+            wanted = json.loads(report.read_text())["install"]
+            needs = [name for package in wanted for name in package["metadata"].get("requires_dist", [])]
         except (OSError, ValueError, KeyError):
             return "unknown"
+    if not wanted:
+        return "installed"
     # Only the builds for CUDA ask for NVIDIA's libraries.
     return "cuda" if any(name.startswith(("nvidia-", "cuda-")) for name in needs) else "cpu"
 
