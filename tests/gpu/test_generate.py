@@ -34,7 +34,11 @@ def chat_prompt(llm: LLM) -> list[int]:
 
 @pytest.mark.parametrize("name", ["TRITON_ATTN", "TORCH_SDPA"])
 def test_real_weights_by_the_numerics_rule(name: str) -> None:
-    """Logits and not text: the two best first tokens of this answer lie 0.1 apart at 25, below bfloat16's step."""
+    """Logits and not text: the two best first tokens of this answer lie 0.1 apart at 25, below bfloat16's step.
+
+    Judged over all positions together. With these weights nearly all of either error is one shift that all logits of a
+    position share, a different one in each implementation: position by position one would compare two coin tosses.
+    """
     transformers = pytest.importorskip("transformers")
     n = 8
     with LLM(attention_backend=name, dtype="bfloat16", max_model_len=1024, cudagraph_capture_sizes=[1, 2]) as llm:
@@ -48,6 +52,12 @@ def test_real_weights_by_the_numerics_rule(name: str) -> None:
         with torch.inference_mode():
             theirs[dtype] = model(torch.tensor([ids], device="cuda")).logits[0, len(prompt) - 1 :].float().cpu()
     exact, rounded = theirs[torch.float32], theirs[torch.bfloat16]
-    for i in range(n):
-        allowed = 1.25 * (rounded[i] - exact[i]).norm()
-        assert (ours[0, i] - exact[i]).norm() <= allowed, f"position {i}"
+    mine = torch.stack([ours[0, i] for i in range(n)]) - exact
+    allowed = rounded - exact
+    assert mine.norm() <= 1.25 * allowed.norm()
+    assert centred(mine).norm() <= 1.25 * centred(allowed).norm()
+
+
+def centred(logits: torch.Tensor) -> torch.Tensor:
+    """Without the shift that all logits of a position share, which softmax does not see."""
+    return logits - logits.mean(dim=1, keepdim=True)
