@@ -262,10 +262,8 @@ class Engine:
             self.scheduler.rollback(scheduled)
             raise
         t_sample = clock()
-        tokens: list[int | None] = []
-        cursor = iter(range(len(sampling)))
-        for item in items:
-            tokens.append(sampled.token_ids[next(cursor)] if item.samples else None)
+        token = iter(sampled.token_ids)
+        tokens = [next(token) if item.samples else None for item in items]
         self._drop_failed(sampling, sampled)
         self.scheduler.commit(scheduled, tokens)
         t_commit = clock()
