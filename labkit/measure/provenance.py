@@ -250,7 +250,10 @@ def _git(git: str, root: Path, *args: str) -> str | None:
 def command_line(argv: Sequence[str] | None = None) -> str:
     """A command as typed, with every folder cut off: `labkit record --out h200.json.gz`."""
     argv = sys.argv if argv is None else argv
-    return shlex.join(_without_folder(word) for word in argv)
+    words = [_without_folder(word) for word in argv]
+    if words and words[0] == "__main__.py":  # python -m labkit.cli
+        words[0] = "labkit"
+    return shlex.join(words)
 
 
 def _without_folder(word: str) -> str:
