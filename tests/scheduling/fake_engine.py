@@ -86,9 +86,7 @@ class FakeEngine:
         **params: Any,
     ) -> Request:
         self._names += 1
-        request = Request(
-            name or f"r{self._names}", list(prompt), SamplingParams(max_tokens=max_tokens, **params), eos
-        )
+        request = Request(name or f"r{self._names}", list(prompt), SamplingParams(max_tokens=max_tokens, **params), eos)
         self.scheduler.add(request)
         return request
 
