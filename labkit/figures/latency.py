@@ -176,16 +176,16 @@ def _layout(runs: Sequence[RunPoints], pinned: Sequence[RunPoints], log: bool) -
         "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": {"size": 11}},
         "xaxis": _x_axis([r.number for r in runs], runs, span, [0, 0.66 if pinned else 1]),
         "yaxis": _y_axis(runs, log, "x") | {"title": {"text": "step time, ms", "standoff": 8}},
-        "annotations": [],
+        # Hidden instead of left out: a page keeps a note that is merely no longer mentioned.
+        "annotations": [_note("No run yet. Press Run.", visible=not runs)],
     }
-    if not runs:
-        layout["annotations"] = [_note("No run yet. Press Run.", 0.5, 0.5, 14)]
+    # The second plot's axes are always there: a page does not take well to axes that go away.
+    layout["xaxis2"] = layout["yaxis2"] = {"visible": False}
     if pinned:
-        ticks = list(range(len(pinned)))
         span = [-0.6, max(1, len(pinned) - 1) + 0.6]
-        layout["xaxis2"] = _x_axis(ticks, pinned, span, [0.75, 1]) | {"anchor": "y2"}
+        layout["xaxis2"] = _x_axis(range(len(pinned)), pinned, span, [0.75, 1]) | {"anchor": "y2", "visible": True}
         layout["xaxis2"]["ticktext"] = [f"pin {'AB'[i : i + 1]}: {run.tick}" for i, run in enumerate(pinned)]
-        layout["yaxis2"] = _y_axis(pinned, log, "x2")
+        layout["yaxis2"] = _y_axis(pinned, log, "x2") | {"visible": True}
     return layout
 
 
@@ -211,8 +211,8 @@ def _y_axis(runs: Sequence[RunPoints], log: bool, anchor: str) -> dict[str, Any]
     return axis | {"type": "linear", "range": [0, max(values) * 1.25]}
 
 
-def _note(text: str, x: float, y: float, size: int) -> dict[str, Any]:
+def _note(text: str, visible: bool) -> dict[str, Any]:
     return {
-        "text": text, "x": x, "y": y, "xref": "paper", "yref": "paper", "xanchor": "center", "yanchor": "middle",
-        "showarrow": False, "font": {"size": size, "color": palette.NEUTRAL},
+        "text": text, "x": 0.5, "y": 0.5, "xref": "paper", "yref": "paper", "xanchor": "center", "yanchor": "middle",
+        "showarrow": False, "visible": visible, "font": {"size": 14, "color": palette.NEUTRAL},
     }  # fmt: skip

@@ -250,7 +250,8 @@ class LatencyPanel:
             self.text_area.value = _text_html(settings.prompt, so_far, "writing …")
 
     def _due(self) -> bool:
-        return time.monotonic() - self._drawn_at >= self._refresh_s
+        pause = self._refresh_s * (5 if self.view.redraws else 1)
+        return time.monotonic() - self._drawn_at >= pause
 
     def _failed(self, error: BaseException) -> None:
         self.error.value = ui.error_card(error, "a run of the latency panel")

@@ -9,6 +9,8 @@ from __future__ import annotations
 import functools
 import html
 import os
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -248,60 +250,109 @@ def can_use_figure_widget() -> bool:
     return True
 
 
-@functools.cache
-def _fitting_figure_widget() -> Any:
-    """A FigureWidget that measures its place once the page has drawn it: it is born off the page, 700 pixels wide."""
+#: Seconds that a page has to answer the first update, and to say anything at all, before the chart is redrawn instead.
+ANSWER_S, SILENCE_S = 5.0, 60.0
 
-    class FittingFigureWidget(go.FigureWidget):
+
+@functools.cache
+def _speaking_figure_widget() -> Any:
+    """A FigureWidget that hands on whatever the page says about it."""
+
+    class SpeakingFigureWidget(go.FigureWidget):
+        _heard: Callable[[Mapping[str, Any]], None] = staticmethod(lambda said: None)
+
         def set_state(self, sync_data: Any) -> None:
             super().set_state(sync_data)
-            # The first thing the page says after drawing; any change of the layout makes it measure.
-            if self.layout.meta is None:
-                self.layout.meta = "drawn"
+            self._heard(sync_data)
 
-    return FittingFigureWidget
+    return SpeakingFigureWidget
 
 
 class FigureView:
-    """Shows a figure and replaces it in place: one FigureWidget, or a redraw where that is not available.
+    """Shows a figure and replaces it in place: in one FigureWidget, or by drawing it anew where that does not work.
 
+    A FigureWidget brings megabytes of code to the page. What arrives before they are loaded is lost, and a page that
+    takes longer than two seconds over them never updates at all. So nothing is sent before the page has drawn; then a
+    first update is sent, and only a page that answers it is trusted with more. Any other gets the redraw.
     The redraw sets `Output.outputs` instead of printing into it: what another thread prints ends up elsewhere.
     """
 
     def __init__(self, figure: go.Figure, *, redraw: bool | None = None) -> None:
-        self.redraws = not can_use_figure_widget() if redraw is None else redraw
-        self.figure = figure
-        if self.redraws:
-            self.widget: Any = widgets.Output(layout=widgets.Layout(width="100%"))
+        self.figure = self._sent = figure
+        self.redraws = False
+        self._lock = threading.RLock()  # the page speaks on one thread, runs end on another
+        self._drawn = self._answers = False
+        self._built = time.monotonic()
+        self.widget = widgets.VBox([], layout=widgets.Layout(width="100%", min_width="0"))
+        if not can_use_figure_widget() if redraw is None else redraw:
+            self._redraw_from_now_on()
         else:
-            self.widget = _fitting_figure_widget()(figure)
-            self.widget._config = {"responsive": True, "displaylogo": False}
-        self.show(figure)
+            self._live = _speaking_figure_widget()(figure)
+            self._live._config = {"responsive": True, "displaylogo": False}
+            self._live._heard = self._hear
+            self.widget.children = (self._live,)
 
     def show(self, figure: go.Figure) -> None:
-        """Draw `figure`. Only traces that differ travel to the page."""
-        before, self.figure = self.figure, figure
-        if self.redraws:
-            bundle = {k: v for k, v in dict(figure._repr_mimebundle_() or {}).items() if v is not None}
-            bundle.setdefault("text/plain", "a plotly figure; the table below holds its numbers")
-            self.widget.outputs = ({"output_type": "display_data", "data": bundle, "metadata": {}},)
-            return
-        shown = self.widget
+        """Draw `figure`, or keep it until the page is ready. Of a FigureWidget only what differs travels."""
+        with self._lock:
+            self.figure = figure
+            if not self.redraws and not self._drawn and time.monotonic() - self._built > SILENCE_S:
+                self._redraw_from_now_on()
+            elif self.redraws:
+                self._redraw()
+            elif self._answers:
+                self._send()
+
+    def _hear(self, said: Mapping[str, Any]) -> None:
+        with self._lock:
+            if not self._drawn:
+                self._drawn = True
+                # Any change of the layout will do. It has a use as well: the page measured the figure off the page.
+                self._live.layout.meta = "drawn"
+                waiting = threading.Timer(ANSWER_S, self._give_up)
+                waiting.daemon = True
+                waiting.start()
+            elif not self._answers and any(_edit(value) >= self._live._last_layout_edit_id for value in said.values()):
+                self._answers = True
+                if not self.redraws:
+                    self._send()
+
+    def _give_up(self) -> None:
+        with self._lock:
+            if not self._answers:
+                self._redraw_from_now_on()
+
+    def _redraw_from_now_on(self) -> None:
+        self.redraws = True
+        self._output = widgets.Output(layout=widgets.Layout(width="100%"))
+        self._redraw()
+        self.widget.children = (self._output,)
+
+    def _redraw(self) -> None:
+        bundle = {k: v for k, v in dict(self.figure._repr_mimebundle_() or {}).items() if v is not None}
+        bundle.setdefault("text/plain", "a plotly figure; the table below holds its numbers")
+        self._output.outputs = ({"output_type": "display_data", "data": bundle, "metadata": {}},)
+
+    def _send(self) -> None:
+        before, after, shown = self._sent, self.figure, self._live
+        self._sent = after
         with shown.batch_update():
             keep = 0
-            for old, new in zip(before.data, figure.data, strict=False):
+            for old, new in zip(before.data, after.data, strict=False):
                 if old.meta != new.meta:
                     break
                 keep += 1
             if len(shown.data) > keep:
                 shown.data = shown.data[:keep]
-            for old, new, drawn in zip(before.data, figure.data[:keep], shown.data, strict=False):
+            for old, new, drawn in zip(before.data, after.data[:keep], shown.data, strict=False):
                 if old != new:
                     drawn.update(new.to_plotly_json(), overwrite=False)
-            if before.layout != figure.layout:
-                gone = {
-                    key: None for key in before.layout.to_plotly_json() if key not in figure.layout.to_plotly_json()
-                }
-                shown.layout.update({**figure.layout.to_plotly_json(), **gone}, overwrite=True)
-            if len(figure.data) > keep:
-                shown.add_traces(list(figure.data[keep:]))
+            if before.layout != after.layout:
+                shown.layout.update(after.layout.to_plotly_json(), overwrite=True)
+            if len(after.data) > keep:
+                shown.add_traces(list(after.data[keep:]))
+
+
+def _edit(said: Any) -> int:
+    """The number of the layout change that the page has just carried out; -1 when it speaks of something else."""
+    return int(said.get("layout_edit_id", -1)) if isinstance(said, Mapping) else -1
