@@ -37,7 +37,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(rms_norm(residual + x) in the dtype of `x`, residual + x). `residual` is fp32 and may be overwritten."""
+    """(rms_norm(residual + x) in the dtype of `x`, residual + x). `residual` is fp32. The kernel writes into both."""
     if x.is_cuda:
         return _kernels().add_rms_norm(x, residual, weight, eps)
     residual = residual + x

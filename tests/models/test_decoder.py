@@ -130,6 +130,20 @@ def test_flat_tokens_of_two_requests_keep_their_own_positions(
     torch.testing.assert_close(decoder.compute_logits(hidden), alone, rtol=1e-5, atol=1e-5)
 
 
+def test_each_token_is_at_the_position_it_is_given(tmp_path: Path, forward: Forward) -> None:
+    """Rotation only sees distances, so prompts that count 0, 1, 2 … would pass with any start; gaps do not."""
+    theirs = make_theirs("Llama", {})
+    theirs.save_pretrained(tmp_path)
+    decoder = load_folder(tmp_path).decoder
+    ids, positions = torch.tensor([5, 6, 7, 8, 9]), torch.tensor([3, 10, 40, 41, 300])
+    ours = decoder.compute_logits(decoder.forward(ids, positions))
+    with torch.no_grad():
+        # Without a mask transformers takes a gap in positions for the start of another text.
+        mask = torch.ones_like(ids)[None]
+        expected = theirs(ids[None], position_ids=positions[None], attention_mask=mask, use_cache=False).logits[0]
+    torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
+
+
 def test_forward_of_no_tokens_is_empty(tmp_path: Path, forward: Forward) -> None:
     make_theirs("Llama", {}).save_pretrained(tmp_path)
     assert forward(load_folder(tmp_path).decoder, []).shape == (0, 300)

@@ -133,6 +133,15 @@ def test_bos_is_added_to_text_and_not_to_a_chat_prompt(tmp_path: Path) -> None:
     assert tokenizer.decode(tokenizer.encode("hi é")) == "hi é"
 
 
+def test_an_added_token_is_plain_text_whatever_its_letters(tmp_path: Path) -> None:
+    """In GPT-2's alphabet the letter é would be the byte E9; an added token is not written in that alphabet."""
+    raw = letters()
+    raw.add_tokens(["<é>"])
+    tokenizer = FolderTokenizer(write(tmp_path, raw))
+    assert tokenizer.token_bytes(257) == "<é>".encode()
+    assert tokenizer.decode(tokenizer.encode("a<é>b")) == "a<é>b"
+
+
 def test_every_byte_has_its_token(tmp_path: Path) -> None:
     tokenizer = FolderTokenizer(write(tmp_path, letters()))
     assert sorted(tokenizer.token_bytes(i) for i in range(256)) == [bytes([b]) for b in range(256)]
@@ -208,6 +217,10 @@ def test_templates_get_what_they_are_written_for(tmp_path: Path) -> None:
     {%- endfor %}
     {%- if add_generation_prompt %}{{ eos_token }}{% endif %}{{ strftime_now('%%') }}"""
     assert render(tmp_path, template, eos_token="</s>") == '{"role": "user", "content": "<hi> é"}</s>%'
+
+
+def test_lines_that_hold_only_a_block_leave_nothing_behind(tmp_path: Path) -> None:
+    assert render(tmp_path, "  {% if messages %}\nX\n  {% endif %}\nY") == "X\nY"
 
 
 def test_a_template_file_and_named_templates_are_found(tmp_path: Path) -> None:
