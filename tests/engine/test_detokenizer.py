@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from labkit.config import SamplingParams
 from labkit.engine.detokenizer import Detokenizer
+from labkit.models.tokenizer import ByteTokenizer
 
 CHILI = "\U0001f336"  # four bytes in UTF-8
 SPECIAL = b""
@@ -228,3 +229,11 @@ def test_deltas_are_what_the_tokenizers_library_decodes(data, cuts):
     pieces = random_pieces(data, cuts)
     deltas, _ = stream(pieces)
     assert "".join(deltas) == decoders.ByteLevel().decode(["".join(map(alphabet.get, p)) for p in pieces])
+
+
+@given(st.lists(st.one_of(st.integers(0, 255), st.integers(256, 400)), max_size=30))
+def test_deltas_are_what_the_models_tokenizer_decodes(ids):
+    tokenizer = ByteTokenizer(300)  # some ids lie beyond its vocabulary, as padded embeddings have them
+    detokenizer = Detokenizer(tokenizer, [], SamplingParams())
+    deltas = [*(detokenizer.push([i]) for i in ids), detokenizer.push([], final=True)]
+    assert "".join(deltas) == tokenizer.decode(ids)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 from labkit.config import SamplingParams
 from labkit.engine import sampler as module
@@ -88,17 +88,16 @@ def test_of_equal_logits_greedy_takes_the_lowest_id(device):
     assert tokens([[1.0, 3.0, 3.0, 2.0], [0.0, 0.0, 0.0, 0.0]], [request()] * 2, device) == [1, 0]
 
 
-class Operations(TorchDispatchMode):
-    """Writes down every operation that would be a kernel or a copy."""
+class Operations(TorchFunctionMode):
+    """Writes down every call of torch that starts a kernel or a copy."""
 
     def __init__(self):
         super().__init__()
         self.names = []
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func.overloadpacket.__name__
-        if not name.startswith("resolve_"):  # how tolist() looks at a host tensor
-            self.names.append(name)
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func.__name__ not in ("tolist", "__get__"):  # reading a host tensor, and attributes such as shape
+            self.names.append(func.__name__)
         return func(*args, **(kwargs or {}))
 
 
@@ -213,6 +212,26 @@ def test_c52_edges_of_the_parameters(device, row, params, expected):
     assert set(tokens([row] * 300, [request(seed=s, **params) for s in range(300)], device)) == expected
 
 
+@pytest.mark.parametrize(
+    ("number", "row", "expected"),
+    [(k / 8, EVEN, k) for k in range(8)]
+    + [(math.nextafter(k / 8, 0), EVEN, k - 1) for k in range(1, 9)]
+    + [(0.0, [-INF, 1.0, 1.0], 1), (math.nextafter(1, 0), [1.0, 1.0, -INF], 1)],
+    ids=str,
+)
+@pytest.mark.parametrize("truncate", [False, True])
+def test_numbers_at_the_edges_between_tokens(monkeypatch, device, number, row, expected, truncate):
+    monkeypatch.setattr(module, "uniform", lambda key, n: number)
+    params = {"top_k": len(row) - (row is not EVEN), "top_p": 1 - 1e-9} if truncate else {}
+    assert tokens([row], [request(temperature=1.0, **params)], device) == [expected]
+
+
+def test_half_precision_logits_are_drawn_from_in_fp32():
+    logits = (torch.randn(1, 500, generator=torch.Generator().manual_seed(0)) * 5).bfloat16().expand(2000, 500)
+    requests = [request(seed=s, temperature=4.0) for s in range(2000)]
+    assert tokens(logits, requests) == tokens(logits.float(), requests)
+
+
 def test_top_k_above_the_vocabulary_and_top_p_one_change_no_draw():
     plain, idle = (
         [request(seed=s, temperature=1.0, **p) for s in range(50)] for p in ({}, {"top_k": 10, "top_p": 1.0})
@@ -227,6 +246,8 @@ KINDS = [
     {"temperature": 1.0},
     {"temperature": 0.3, "top_k": 7},
     {"temperature": 2.0, "top_p": 0.6},
+    {"temperature": 2.0, "top_k": 5, "top_p": 0.7},
+    {"temperature": 2.0, "top_k": 30, "top_p": 0.7},
     {"temperature": 1.0, "logprobs": 2},
     {"logprobs": 1},
     {"temperature": 1.0, "min_tokens": 5},
@@ -385,7 +406,10 @@ def test_wrong_shapes_are_refused_with_a_sentence():
 
 
 def test_a_step_in_which_nothing_samples():
-    assert sample(torch.zeros(0, 4), []).token_ids == []
+    sampler, nothing = Sampler(4, "cpu", 2), torch.zeros(0, 4)
+    with Operations() as seen:
+        assert sampler.sample(nothing, []).token_ids == []
+    assert seen.names == []
 
 
 # --- min_tokens -----------------------------------------------------------------------------------------------------
@@ -407,6 +431,14 @@ def test_c50_min_tokens_forbids_every_eos_and_stop_id(device, n, expected, ignor
 def test_c50_min_tokens_of_one_request_leaves_the_others_alone():
     requests = [request(eos=(1,)), request(eos=(1,), min_tokens=1), request(eos=(1,))]
     assert tokens([PREFERS_ENDING] * 3, requests) == [1, 4, 1]
+
+
+def test_min_tokens_passes_over_stop_ids_outside_the_vocabulary():
+    # Counted from the end, or on from the end of a row, they would be tokens of somebody.
+    requests = [request(), request(min_tokens=1, stop_token_ids=(-1, -2, 6, 7, 99)), request()]
+    rows = [[0.0] * 5 + [9.0], [0.0, 0.0, 9.0, 0.0, 0.0, 0.0], [9.0, 8.0] + [0.0] * 4]
+    assert tokens(rows, requests) == [5, 2, 0]
+    assert tokens(rows[:1], [request(min_tokens=1, stop_token_ids=(-1,))]) == [5]
 
 
 def test_min_tokens_that_leaves_nothing_is_an_error():
