@@ -360,8 +360,10 @@ class LLM:
 
     def _token_ids(self, prompt: Prompt, chat: bool) -> list[int]:
         if isinstance(prompt, str):
-            text = self.tokenizer.apply_chat_template([{"role": "user", "content": prompt}]) if chat else prompt
-            return self.tokenizer.encode(text)
+            if not chat:
+                return self.tokenizer.encode(prompt)
+            text = self.tokenizer.apply_chat_template([{"role": "user", "content": prompt}])
+            return self.tokenizer.encode(text, add_special_tokens=False)  # the template has written them
         ids = list(prompt)
         for token in ids:
             if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < self.model_config.vocab_size:
