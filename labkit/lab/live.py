@@ -30,6 +30,7 @@ class Limits:
     """How far the controls go on a machine, and how long a run may take there.
 
     steps: measured steps at most; a run ends after `budget_s` seconds once `min_steps` are done.
+    text_s: seconds after which writing text ends, finished or not.
     model_bytes: the largest weights that are offered.
     """
 
@@ -42,6 +43,7 @@ class Limits:
     min_steps: int
     budget_s: float
     model_bytes: int
+    text_s: float = 5.0
     default_batch: int = 1
     default_context: int = 512
 
@@ -225,12 +227,14 @@ class LiveSource:
                 parts.append(f"capture {len(todo)} {word}{'s' if len(todo) > 1 else ''} ({show_sizes(todo)})")
                 seconds += len(todo) * each / 1e3
         step_ms = self._step_ms.get((settings.model, settings.backend, settings.mode), 8.0 if self.device else 60.0)
-        measuring = min(self.limits.budget_s, (self.limits.warmup + self.limits.steps) * step_ms / 1e3)
+        limits = self.limits
+        most = (limits.warmup + limits.steps) * step_ms / 1e3
+        measuring = max(min(limits.budget_s, most), (limits.warmup + limits.min_steps) * step_ms / 1e3)
         parts.append(
             f"measure up to {self.limits.steps} steps after {self.limits.warmup} of warm-up, "
             f"and write {TEXT_TOKENS} tokens"
         )
-        seconds += measuring + TEXT_TOKENS * step_ms / 1e3
+        seconds += measuring + min(limits.text_s, TEXT_TOKENS * step_ms / 1e3)
         return f"Run will {', '.join(parts)}: about {_about(seconds)}."
 
     def _captured(self, settings: Settings) -> set[int]:
@@ -271,8 +275,8 @@ class LiveSource:
         text, note = self._write(llm, settings, should_stop, events)
         return Run(
             number=number, settings=settings, row=row, provenance=made, notes=tuple(_notes(llm, settings, reports)),
-            reports=tuple(reports), emulated=bool(reports[-1].emulated), eager_launches=eager,
-            text=text, text_note=note, stopped=stopped,
+            reports=tuple(reports), emulated=bool(reports[-1].emulated), text=text, text_note=note, stopped=stopped,
+            eager_launches=(eager, eager) if eager else None,
         )  # fmt: skip
 
     def _prepare(self, settings: Settings, events: Events) -> Any:
@@ -371,7 +375,7 @@ class LiveSource:
         request = llm.add_request(settings.prompt, SamplingParams(max_tokens=TEXT_TOKENS))
         text, decodes, begin = "", [], time.perf_counter()
         try:
-            while llm.has_unfinished and not should_stop() and time.perf_counter() - begin < self.limits.budget_s * 1.5:
+            while llm.has_unfinished and not should_stop() and time.perf_counter() - begin < self.limits.text_s:
                 report = llm.step()
                 if report.max_query_len == 1 and report.num_tokens == 1:
                     decodes.append(report)

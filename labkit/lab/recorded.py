@@ -125,10 +125,9 @@ class RecordedSource:
                 raise NotRecorded(what, f"not recorded: {found.note}", have)
             if row.size != settings.batch or row.mode == "NONE":
                 notes.append(f"{found.note}. Shown is the recorded step of {row.batch} requests.")
-        plain = rec.find(**common, requested_mode="NONE", batch=row.size)
         return Run(
             number=number, settings=settings, row=row, provenance=rec.provenance, notes=tuple(notes),
-            eager_launches=plain.launches if plain else _common_launches(rec, common),
+            eager_launches=_eager_launches(rec, common, row.size),
             text_note="No engine ran: this step was recorded earlier. Switch to LIVE to read generated text.",
         )  # fmt: skip
 
@@ -151,10 +150,19 @@ def recorded_sources(recordings: Sequence[Recording]) -> list[RecordedSource]:
     return [s for s in sources if not s.empty]
 
 
-def _common_launches(rec: Recording, common: dict[str, Any]) -> int | None:
-    """Launches of an eager step where all recorded batches agree on them, else None."""
-    counts = {n for n in (r.launches for r in rec.rows if r.mode == "NONE" and _matches(r, common)) if n is not None}
-    return counts.pop() if len(counts) == 1 else None
+def _eager_launches(rec: Recording, common: dict[str, Any], batch: int) -> tuple[int, int] | None:
+    """Fewest and most launches of an eager step of `batch`, by the recorded batches next to it.
+
+    A recorded batch answers for itself. Launches depend on the batch by little (a kernel more where keys are split), so
+    the two neighbours bound what lies between them.
+    """
+    counts = {r.batch: r.launches for r in rec.rows if r.mode == "NONE" and _matches(r, common)}
+    known = {size: n for size, n in counts.items() if n is not None}
+    if batch in known:
+        return known[batch], known[batch]
+    below, above = [b for b in known if b < batch], [b for b in known if b > batch]
+    near = [known[b] for b in (*sorted(below)[-1:], *sorted(above)[:1])]
+    return (min(near), max(near)) if near else None
 
 
 def _matches(row: Row, fixed: dict[str, Any]) -> bool:

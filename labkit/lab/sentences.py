@@ -42,7 +42,10 @@ def summary(run: Run) -> str:
     rest = row.launches - row.graph_launches if row.launches is not None else 0
     if rest > 0:
         graphs += f" and {rest} more"
-    instead = f" instead of {_launches(run.eager_launches)}" if run.eager_launches else ""
+    instead = ""
+    if run.eager_launches:
+        fewest, most = run.eager_launches
+        instead = f" instead of {_launches(most)}" if fewest == most else f" instead of {fewest} to {_launches(most)}"
     return f"mode {row.mode}, size {row.size}: {graphs}{instead}; {took}."
 
 

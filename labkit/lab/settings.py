@@ -53,7 +53,7 @@ class Run:
     """One finished run: the row with its numbers, where they come from, and what was said about it.
 
     reports: the StepReports of a LIVE run in the order of `row.samples_ms`; empty for a recorded one.
-    eager_launches: launches of the same step without a graph, where known.
+    eager_launches: fewest and most launches of the same step without a graph, where known.
     """
 
     number: int
@@ -63,7 +63,7 @@ class Run:
     notes: tuple[str, ...] = ()
     reports: tuple[StepReport, ...] = ()
     emulated: bool = False
-    eager_launches: int | None = None
+    eager_launches: tuple[int, int] | None = None
     text: str = ""
     text_note: str = ""
     stopped: bool = False

@@ -55,6 +55,7 @@ CSS = """<style>
 .labkit .lk-ok { color: var(--jp-success-color0, #1b6e3c); } .labkit .lk-no { color: var(--jp-error-color1, #b3261e); }
 .labkit .js-plotly-plot .main-svg text { fill: var(--jp-ui-font-color1, #222) !important; }
 .labkit .js-plotly-plot .hoverlayer text { fill: #fff !important; }
+.labkit .lk-figure { overflow-x: auto; } .labkit .lk-figure .js-plotly-plot { min-width: 420px; }
 .labkit .widget-label { color: var(--jp-ui-font-color1, #222); }
 .labkit .widget-toggle-buttons .widget-toggle-button { width: auto; min-width: 150px; }
 </style>"""
@@ -284,6 +285,7 @@ class FigureView:
         self._drawn = self._answers = False
         self._built = time.monotonic()
         self.widget = widgets.VBox([], layout=widgets.Layout(width="100%", min_width="0"))
+        self.widget.add_class("lk-figure")
         if not can_use_figure_widget() if redraw is None else redraw:
             self._redraw_from_now_on()
         else:

@@ -184,6 +184,30 @@ def test_stop_lets_at_most_one_more_step_run(lab):
     check_chart(lab, 5)
 
 
+def test_recorded_runs_come_through_the_same_controls(lab):
+    press(lab, "Reset")
+    box = panel(lab)
+    box.get_by_role("button", name=re.compile("RECORDED")).click()
+    box.get_by_text("Nothing is loaded or captured").wait_for()
+    batch = box.get_by_role("spinbutton").first
+    batch.fill("13")
+    batch.press("Enter")
+    box.get_by_text("batch 13 was not recorded; moved to the nearest recorded point, 16").wait_for()
+    for mode in ("NONE", "FULL"):
+        box.get_by_label("Graph mode").select_option(mode)
+        number = len(lab.ask(REPORTS)) + 1
+        press(lab, "Run")
+        wait_for_status(lab, f"Run {number} is done")
+        press(lab, "Pin")
+    box.get_by_text(re.compile(r"1 graph launch and \d+ more instead of \d+ launches")).wait_for()
+    box.get_by_text(re.compile("A takes .* times as long as B")).wait_for()
+    eager, graph = lab.ask(REPORTS)
+    assert (eager["mode"], graph["mode"], graph["size"]) == ("NONE", "FULL", 16)
+    chart = drawn(lab)
+    assert chart["samples", 1, "main"] == eager["samples"] and chart["samples", 2, "pinned"] == graph["samples"]
+    picture(lab, "panel-recorded", box)
+
+
 def test_it_reads_in_the_dark_and_in_a_narrow_window(lab):
     box = panel(lab)
     lab.theme("JupyterLab Dark")

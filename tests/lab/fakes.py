@@ -23,7 +23,7 @@ Progress = Callable[[str, int, int, str], None]
 
 LIMITS = Limits(
     max_num_seqs=16, max_context=512, max_num_batched_tokens=64, sizes=(1, 2, 4, 8), warmup=2, steps=6, min_steps=6,
-    budget_s=1e9, model_bytes=1 << 30, default_context=64,
+    budget_s=1e9, text_s=1e9, model_bytes=1 << 30, default_context=64,
 )  # fmt: skip
 CANDIDATES = (
     Candidate("TORCH_SDPA", True, (), AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE, "because", 1),
