@@ -23,6 +23,8 @@ from labkit.measure.launches import LaunchCount
 from labkit.measure.provenance import collect
 
 TEXT_TOKENS = 24
+#: Tokens of context beyond the longest that is offered: for the steps of a run and for the text.
+HEADROOM = 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,7 +197,8 @@ class LiveSource:
         return Range(1, self.limits.max_num_seqs)
 
     def contexts(self, model: str, backend: str, mode: str) -> Range:
-        return Range(16, self.limits.max_context, 16)
+        longest = shape_of(model).max_position_embeddings
+        return Range(16, min(self.limits.max_context, longest - HEADROOM), 16)
 
     def default_sizes(self, model: str, backend: str, mode: str) -> list[int]:
         from labkit.graphs.sizes import default_capture_sizes
@@ -308,10 +311,9 @@ class LiveSource:
         """
         needed = max(settings.context + self.limits.warmup + self.limits.steps, len(settings.prompt) + TEXT_TOKENS) + 8
         gathers = settings.backend == "TORCH_SDPA" or not self.device
-        if not gathers:
-            return max(self.limits.max_context + 256, needed)
         step = 1024 if self.device else 256
-        return -(-needed // step) * step
+        room = -(-needed // step) * step if gathers else max(self.limits.max_context + HEADROOM, needed)
+        return min(room, shape_of(settings.model).max_position_embeddings)
 
     def _measure(
         self, llm: Any, settings: Settings, should_stop: Callable[[], bool], events: Events

@@ -11,6 +11,8 @@ from labkit.figures import trace_of
 from labkit.lab.latency import LatencyPanel
 from labkit.lab.recorded import recorded_sources
 from labkit.lab.worker import Worker
+from labkit.measure import launches
+from labkit.measure.launches import LaunchCount
 from tests.lab.fakes import h200, live_source, recording, row
 
 
@@ -175,6 +177,31 @@ def test_the_summary_says_that_an_emulated_graph_saves_nothing(live):
     panel.mode.value = "FULL"
     press(panel)
     assert panel.summary.startswith("mode FULL, size 1, emulated") and "nothing is saved here" in panel.summary
+
+
+def test_on_a_gpu_the_launches_of_the_step_with_and_without_its_graph_are_counted(live, monkeypatch):
+    """The eager count comes from the same engine, which is put back into its mode afterwards."""
+    panel, made = live
+    source = panel.current
+    source.device = "NVIDIA H200"
+
+    def count(step):
+        report = step()
+        graph = report.mode == "FULL"
+        return LaunchCount(3 if graph else 412, graph_launches=int(graph), by_kind={"graph": int(graph), "torch": 2})
+
+    monkeypatch.setattr(launches, "why_not", lambda: "")
+    monkeypatch.setattr(launches, "count", count)
+    panel.mode.value, panel.batch.value = "FULL", 3
+    press(panel)
+    assert panel.error.value == ""
+    assert (panel.rows[0].launches, panel.rows[0].graph_launches, panel.runs[0].eager_launches) == (3, 1, (412, 412))
+    assert [c["cudagraph_mode"] for c in made[0].reconfigured] == ["NONE", "FULL"]
+    press(panel)
+    assert len(made[0].reconfigured) == 3, "what was counted once is remembered"
+    panel.mode.value = "NONE"
+    press(panel)
+    assert panel.summary.startswith("mode NONE, batch 3: 412 launches a step")
 
 
 def test_the_cost_is_announced_before_the_click(live):
