@@ -118,11 +118,13 @@ def test_write_kv_hits_its_slots_and_nothing_else(path, heads: tuple[int, int, i
     num_heads, kv, size = heads
     fused = torch.randn(6, num_heads + 2 * kv, size)
     key, value = fused[:, num_heads : num_heads + kv], fused[:, num_heads + kv :]
-    both = torch.full((5, 2, 16, kv, size), math.nan)
-    key_cache, value_cache = both.unbind(1)
+    # A page before the caches: a kernel that writes slot −1 would land there, or outside all memory.
+    both = torch.full((6, 2, 16, kv, size), math.nan)
+    key_cache, value_cache = both[1:].unbind(1)
     path(key, value, key_cache, value_cache, SLOTS)
     for cache, rows in ((key_cache, key), (value_cache, value)):
         assert torch.equal(cache.nan_to_num(9.0), expected_cache(rows, 5, 16, kv, size).nan_to_num(9.0))
+    assert both[0].isnan().all()
 
 
 def test_write_kv_is_one_launch_and_none_for_no_tokens(launches: list[str]) -> None:
@@ -143,7 +145,8 @@ def test_rotary_and_write_kv_is_one_launch(heads: tuple[int, int, int], norm: bo
     before, positions = fused.clone(), torch.tensor([5, 0, 9, 63, 1, 0])
     query, key, value = fused.split([num_heads, kv, kv], dim=1)
     weights = {"query_weight": torch.randn(size), "key_weight": torch.randn(size)} if norm else {}
-    key_cache, value_cache = (torch.full((4, 16, kv, size), math.nan) for _ in range(2))
+    guarded = torch.full((2, 5, 16, kv, size), math.nan)  # as above: a page before each cache
+    key_cache, value_cache = guarded[:, 1:]
     kernels.rotary_and_write_kv(
         query, key, value, positions, table(64, size), key_cache, value_cache, SLOTS, **weights, eps=1e-6
     )
@@ -157,6 +160,7 @@ def test_rotary_and_write_kv_is_one_launch(heads: tuple[int, int, int], norm: bo
     assert torch.equal(value, before[:, num_heads + kv :])
     for cache, rows in ((key_cache, key), (value_cache, value)):
         assert torch.equal(cache.nan_to_num(9.0), expected_cache(rows, 4, 16, kv, size).nan_to_num(9.0))
+    assert guarded[:, 0].isnan().all()
 
 
 def test_wrong_tables_and_views_are_refused() -> None:

@@ -76,7 +76,9 @@ def test_the_fused_kernel_equals_the_separate_steps(
 
     fused = seeded(4, num_heads + 2 * kv, size, dtype=dtype)
     query, key, value = fused.split([num_heads, kv, kv], dim=1)
-    got = torch.full((3, 2, 16, kv, size), 7.0, dtype=dtype)
+    # A page before the caches: a kernel that writes slot −1 would land there, or outside all memory.
+    guarded = torch.full((4, 2, 16, kv, size), 7.0, dtype=dtype)
+    got = guarded[1:]
     kernels.rotary_and_write_kv(
         query, key, value, positions, table, *got.unbind(1), slots,
         query_weight=weights[0], key_weight=weights[1], eps=1e-6,
@@ -84,6 +86,7 @@ def test_the_fused_kernel_equals_the_separate_steps(
     for a, b in ((query, q), (key, k), (value, v), (got, caches)):
         # Rotation adds two products: as many roundings more, at the size of a normed value.
         torch.testing.assert_close(a, b, rtol=4 * torch.finfo(dtype).eps, atol=8 * torch.finfo(dtype).eps)
+    assert (guarded[0] == 7.0).all(), "slot −1 was written"
     untouched = torch.ones(48, dtype=torch.bool)
     untouched[slots[slots >= 0]] = False
     assert (got.transpose(1, 2).flatten(0, 1)[untouched] == 7.0).all(), "a slot that is nobody's was written"
