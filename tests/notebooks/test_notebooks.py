@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import pathlib
+import subprocess
+import sys
 
 import pytest
 
@@ -53,6 +56,14 @@ def test_it_checks_something(notebook):
     assert any(
         isinstance(node, ast.Assert) for _, source in code_cells(notebook) for node in ast.walk(ast.parse(source))
     )
+
+
+def test_it_runs_without_torch_on_what_was_recorded(notebook):
+    source = "import tests.lab.without_torch\n" + "\n\n".join(source for _, source in code_cells(notebook))
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "LABKIT_STRICT": "1"}
+    check = "\nimport sys; assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", source + check], env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 def test_its_headings_go_down_one_level_at_a_time(notebook):
