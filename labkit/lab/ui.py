@@ -233,22 +233,17 @@ class Number:
         self.on_change(kept)
 
 
-def can_use_figure_widget() -> bool:
-    """Whether a FigureWidget can be built here and will most likely be shown.
+def may_use_figure_widget() -> bool:
+    """Whether a FigureWidget is worth trying here.
 
-    plotly 6 and newer needs anywidget and ipywidgets 8 for it; Colab does not load third-party widgets by itself.
+    plotly 6 and newer needs ipywidgets 8 for it; Colab does not load third-party widgets by itself. Whether it can be
+    built (plotly 6 and newer needs anywidget) shows when it is built: one for trying out would cost the page megabytes.
     """
     if "COLAB_RELEASE_TAG" in os.environ or "COLAB_NOTEBOOK_ID" in os.environ:
         return False
     import plotly
 
-    if int(plotly.__version__.split(".")[0]) >= 6 and int(widgets.__version__.split(".")[0]) < 8:
-        return False
-    try:
-        go.FigureWidget()
-    except ImportError:
-        return False
-    return True
+    return int(plotly.__version__.split(".")[0]) < 6 or int(widgets.__version__.split(".")[0]) >= 8
 
 
 #: Seconds that a page has to answer the first update, and to say anything at all, before the chart is redrawn instead.
@@ -286,13 +281,17 @@ class FigureView:
         self._built = time.monotonic()
         self.widget = widgets.VBox([], layout=widgets.Layout(width="100%", min_width="0"))
         self.widget.add_class("lk-figure")
-        if not can_use_figure_widget() if redraw is None else redraw:
+        if not may_use_figure_widget() if redraw is None else redraw:
             self._redraw_from_now_on()
-        else:
+            return
+        try:
             self._live = _speaking_figure_widget()(figure)
-            self._live._config = {"responsive": True, "displaylogo": False}
-            self._live._heard = self._hear
-            self.widget.children = (self._live,)
+        except ImportError:  # what FigureWidget raises without anywidget
+            self._redraw_from_now_on()
+            return
+        self._live._config = {"responsive": True, "displaylogo": False}
+        self._live._heard = self._hear
+        self.widget.children = (self._live,)
 
     def show(self, figure: go.Figure) -> None:
         """Draw `figure`, or keep it until the page is ready. Of a FigureWidget only what differs travels."""

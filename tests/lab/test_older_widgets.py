@@ -61,6 +61,6 @@ def test_that_world_is_the_one_meant(older):
         "-c",
         "import tests.lab.without_torch, ipywidgets, plotly, importlib.util as u;"
         "from labkit.lab import ui;"
-        "print(ipywidgets.__version__, plotly.__version__, u.find_spec('torch'), ui.can_use_figure_widget())",
+        "print(ipywidgets.__version__, plotly.__version__, u.find_spec('torch'), ui.may_use_figure_widget())",
     )
     assert said.stdout.split() == ["7.7.1", "5.24.1", "None", "True"], said.stderr[-2000:]

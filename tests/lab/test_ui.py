@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import random
 import threading
 
@@ -13,7 +14,9 @@ from labkit.errors import ConfigError
 from labkit.figures import RunPoints, latency_figure
 from labkit.lab import ui
 
-needs_figure_widget = pytest.mark.skipif(not ui.can_use_figure_widget(), reason="FigureWidget needs anywidget")
+needs_figure_widget = pytest.mark.skipif(
+    not importlib.util.find_spec("anywidget"), reason="FigureWidget needs anywidget"
+)
 
 
 def points(number: int) -> RunPoints:
@@ -105,24 +108,30 @@ def test_redrawing_replaces_the_output_by_the_figure_and_words_for_who_cannot_se
 def test_without_anywidget_the_panel_redraws(monkeypatch):
     """Case C40: FigureWidget exists and raises ImportError when it is built; go.Figure goes on working."""
 
-    def no_anywidget(*args, **kwargs):
-        raise ImportError("Please install anywidget to use the FigureWidget class")
+    class NoAnywidget:
+        def __init__(self, *args, **kwargs):
+            raise ImportError("Please install anywidget to use the FigureWidget class")
 
-    monkeypatch.setattr("plotly.graph_objects.FigureWidget", no_anywidget)
-    assert not ui.can_use_figure_widget()
-    assert ui.FigureView(latency_figure([])).redraws
+    monkeypatch.setattr("plotly.graph_objects.FigureWidget", NoAnywidget)
+    ui._speaking_figure_widget.cache_clear()
+    try:
+        assert ui.FigureView(latency_figure([])).redraws
+    finally:
+        ui._speaking_figure_widget.cache_clear()
 
 
 @pytest.mark.parametrize("variable", ["COLAB_RELEASE_TAG", "COLAB_NOTEBOOK_ID"])
 def test_on_colab_the_panel_redraws(monkeypatch, variable):
     monkeypatch.setenv(variable, "x")
-    assert not ui.can_use_figure_widget()
+    assert not ui.may_use_figure_widget()
+    assert ui.FigureView(latency_figure([])).redraws
 
 
 def test_new_plotly_on_old_ipywidgets_redraws(monkeypatch):
     monkeypatch.setattr("plotly.__version__", "6.1.0")
     monkeypatch.setattr("ipywidgets.__version__", "7.7.1")
-    assert not ui.can_use_figure_widget()
+    assert not ui.may_use_figure_widget()
+    assert ui.FigureView(latency_figure([])).redraws
 
 
 # --- numbers ---------------------------------------------------------------------------------------------------------
