@@ -284,7 +284,7 @@ class LLM:
         found = count(self.step)
         self.reset()
         if found.launches is not None:
-            self.engine.launches[report.mode, report.size] = found.launches
+            self.engine.note_launches(report.mode, report.size, found.launches)
         return found
 
     def reset(self) -> list[RequestOutput]:

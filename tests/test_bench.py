@@ -253,6 +253,23 @@ def test_the_straw_man_check_is_launches_times_cost_plus_host_work(fake, p50_ms:
     assert pair.fair is fair
 
 
+def test_the_bare_cost_of_a_triton_launch_gives_a_limit_of_its_own(fake) -> None:
+    recording, _ = bench.bench(EngineConfig(), [1], [32], steps=4, warmup=0)
+    graph, eager = recording.rows
+    assert bench.compare(eager, graph).bare_limit_us is None, "where it was not measured"
+    kinds, cost = {"gemm": 10, "triton": 100}, {"torch": 8.0, "gemm": 15.0, "triton": 11.0, "triton_bare": 4.0}
+    eager = dataclasses.replace(
+        eager,
+        launches_by_kind=kinds,
+        launch_cost_us=cost,
+        host_us=4000.0,
+        phases_us={"launch": 3300.0, "sample": 700.0},
+    )
+    pair = bench.compare(eager, graph)
+    assert pair.limit_us == pytest.approx(1.3 * (150 + 1100) + 700)
+    assert pair.bare_limit_us == pytest.approx(1.3 * (150 + 400) + 700)
+
+
 def test_without_counted_launches_nothing_is_said_about_fairness(fake) -> None:
     recording, _ = bench.bench(EngineConfig(), [1], [32], steps=4, warmup=0)
     graph, eager = (dataclasses.replace(row, launches=None, launches_by_kind={}) for row in recording.rows)

@@ -18,7 +18,7 @@ from labkit.config import CUDAGraphMode, EngineConfig
 from labkit.engine.report import StepReport
 from labkit.errors import ConfigError, LabkitError
 from labkit.graphs.sizes import default_capture_sizes, pad_to
-from labkit.measure import launches, limits
+from labkit.measure import clocks, launches, limits
 from labkit.measure.launches import LaunchCount
 from labkit.measure.provenance import Kind, collect
 from labkit.measure.recordings import Recording, Row, stored_samples
@@ -32,6 +32,8 @@ ShouldStop = Callable[[], bool]
 
 #: NONE counts as honest when a step takes at most this many times what its launches alone cost, plus other host work.
 STRAW_MAN = 1.3
+#: Key of `launch_cost_us` for a Triton launch alone; "triton" is a whole operator call, as "torch" and "gemm" are.
+BARE = "triton_bare"
 #: The graph mode unless another is asked for: the engine's own default for a model that is not compiled.
 GRAPH_MODE = CUDAGraphMode.FULL_DECODE_ONLY
 
@@ -56,6 +58,8 @@ def measure_yardsticks(llm: LLM, progress: Progress = _quiet) -> Yardsticks:
         cost = launches.launch_cost_us(
             llm.device, dtype=llm.config.dtype, hidden=llm.model_config.hidden_size, triton=_triton_probe(llm.device)
         )
+        if "triton" in cost:
+            cost[BARE] = round(clocks.host_us(_bare_triton_probe(llm.device), device=llm.device), 3)
     progress("yardsticks", 1, 2, "copy bandwidth")
     return Yardsticks(cost, limits.copy_bandwidth_gb_s(llm.device))
 
@@ -75,6 +79,15 @@ def _triton_probe(device: Any) -> Callable[[], Any] | None:
         return lambda: silu_and_mul(gate_up)
     except Exception:  # no Triton for this platform, or one that does not work: that kind then has no cost
         return None
+
+
+def _bare_triton_probe(device: Any) -> Callable[[], Any]:
+    """A launch and nothing else: two pointers, form and result ready."""
+    import torch
+
+    from labkit.attention.kernels.probe import launch_once
+
+    return launch_once(torch.zeros(8, device=device))
 
 
 # --- a decode step -------------------------------------------------------------------------------------------------
@@ -248,7 +261,8 @@ class Comparison:
 
     ratio: eager over graph. launches: of both sides. host_outside_us: host time of the eager step outside the forward.
     explained_us: Σ launches × cost. limit_us: STRAW_MAN × explained + host_outside; `fair` when the eager p50 is within
-    it; None where launches cannot be counted.
+    it; None where launches cannot be counted. bare_limit_us: the same with the bare cost of a Triton launch, which
+    leaves a call's Python unexplained; None where that was not measured.
     """
 
     batch: int
@@ -259,6 +273,7 @@ class Comparison:
     explained_us: float | None
     limit_us: float | None
     fair: bool | None
+    bare_limit_us: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -276,19 +291,23 @@ class Comparison:
             "host_outside_us": self.eager.host_outside_us,
             "limit_us": self.limit_us,
             "fair": self.fair,
+            "bare_limit_us": self.bare_limit_us,
         }
 
 
 def compare(eager: Row, graph: Row, kind: Kind = Kind.LIVE) -> Comparison:
     """Put an eager row beside the graph row of the same batch and context."""
-    explained = limit = fair = None
+    explained = limit = fair = bare_limit = None
     if eager.launches is not None and eager.launch_cost_us:
         kinds = {k: n for k, n in eager.launches_by_kind.items() if k != "copy"}
         explained = launches.explained_us(kinds, eager.launch_cost_us)
         limit = STRAW_MAN * explained + eager.host_outside_us
         fair = eager.p50_ms * 1e3 <= limit
+        if BARE in eager.launch_cost_us:
+            bare = {**eager.launch_cost_us, "triton": eager.launch_cost_us[BARE]}
+            bare_limit = STRAW_MAN * launches.explained_us(kinds, bare) + eager.host_outside_us
     found = ratio(eager.measurement(kind), graph.measurement(kind))
-    return Comparison(eager.batch, eager.context, eager, graph, found, explained, limit, fair)
+    return Comparison(eager.batch, eager.context, eager, graph, found, explained, limit, fair, bare_limit)
 
 
 def comparisons(recording: Recording) -> list[Comparison]:

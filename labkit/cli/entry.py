@@ -63,6 +63,11 @@ def _answer(words: list[str], console: Console) -> tuple[Answer, int]:
         return _failed(error), 1
     except KeyboardInterrupt:
         return _failed(LabkitError(_name(words), "it was interrupted", "")), 1
+    except ModuleNotFoundError as error:
+        why = f"{type(error).__name__}: {error}"
+        return _failed(
+            LabkitError(_name(words), why, "`pip install -e '.[engine]'` installs what the engine needs.")
+        ), 1
     except Exception as error:
         if os.environ.get("LABKIT_DEBUG"):
             traceback.print_exc()

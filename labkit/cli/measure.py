@@ -148,7 +148,10 @@ def sentence(pair: Comparison) -> str:
             f"\n  NONE {number(eager.p50_ms * 1e3)} us is {verdict} 1.3 x {number(pair.explained_us)} us (launches x "
             f"cost) + {number(eager.host_outside_us)} us (host outside the forward) = {number(pair.limit_us)} us"
         )
-        out += ": no straw man." if pair.fair else ": something besides launching slows it."
+        out += "." if pair.fair else ": something besides launching slows it."
+        if pair.bare_limit_us is not None:
+            inside = "within" if eager.p50_ms * 1e3 <= pair.bare_limit_us else "ABOVE"
+            out += f" With the bare cost of a Triton launch the limit is {number(pair.bare_limit_us)} us: {inside}."
     return out
 
 

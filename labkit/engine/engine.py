@@ -19,7 +19,7 @@ from labkit.attention.interface import Availability, Platform
 from labkit.config import CUDAGraphMode, EngineConfig, SamplingParams
 from labkit.engine.detokenizer import Detokenizer
 from labkit.engine.inputs import StepInputs
-from labkit.engine.plan import make_plan
+from labkit.engine.plan import EnginePlan, make_plan
 from labkit.engine.report import CaptureRecord, ReconfigureReport, RequestOutput, StepReport, TokenLogprob, Usage
 from labkit.engine.runner import Runner
 from labkit.engine.sampler import Sampler
@@ -74,7 +74,7 @@ class Engine:
         self._live: dict[str, _Live] = {}
         self._backends: dict[tuple[object, ...], Any] = {}
         self._weight_bytes = model.decoder.num_bytes()
-        self.launches: dict[tuple[str, int], int] = {}
+        self._launches: dict[tuple[object, str, int], int] = {}
         self._steps = 0
         self._ended: list[RequestOutput] = []
         self._build_layout()
@@ -292,7 +292,7 @@ class Engine:
             wall_ms=(end - begin) * 1e3,
             phases_us=phases,
             device_us=device_us,
-            launches=self.launches.get((descriptor.mode.name, descriptor.size)),
+            launches=self._launches.get((self.plan.backend_key, descriptor.mode.name, descriptor.size)),
             graph_launches=int(descriptor.mode is CUDAGraphMode.FULL and not result.emulated),
             emulated=result.emulated,
             num_cached_tokens=scheduled.num_cached_tokens,
@@ -375,7 +375,7 @@ class Engine:
         """
         asked = self.asked.replace(**changes)
         plan = make_plan(asked, self.model.config, self.platform, self.available)  # raises before anything is touched
-        old, before = self.plan, self.plan.config.as_dict()
+        old_asked, old, before = self.asked, self.plan, self.plan.config.as_dict()
         timings: dict[str, float] = {}
         kept = ["weights", "tokenizer"]
         num_notes = len(self.notes)
@@ -386,7 +386,7 @@ class Engine:
         )
         begin = time.perf_counter()
         if plan.layout_key != old.layout_key or needs_rows:
-            self._relayout()
+            self._relayout(old_asked, old)
             timings["kv_cache"] = (time.perf_counter() - begin) * 1e3
         else:
             kept.append("kv_cache")
@@ -406,18 +406,35 @@ class Engine:
         changed = {k: (before[k], after[k]) for k in after if before[k] != after[k]}
         return ReconfigureReport(changed, timings, tuple(kept), tuple(self.notes[num_notes:]))
 
-    def _relayout(self) -> None:
-        """Rebuild cache, buffers and scheduler for new limits; live requests start again from their tokens."""
+    def _relayout(self, old_asked: EngineConfig, old: EnginePlan) -> None:
+        """Rebuild cache, buffers and scheduler for new limits; live requests start again from their tokens.
+
+        The old ones are given back first, since both rarely fit; when the new ones do not fit, the old are made again.
+        """
         self.scheduler.preempt_all()
         waiting = list(self.scheduler.waiting)
         self.runner.drop_graphs()
         self._backends.clear()
-        self.launches.clear()
+        self._launches.clear()
         del self.runner, self.kv, self.inputs
+        self._empty_caches()
+        try:
+            self._build_layout()
+        except BaseException:
+            self.asked, self.plan = old_asked, old
+            self._empty_caches()
+            self._build_layout()
+            self._readmit_all(waiting)
+            self._use_plan()
+            raise
+        self._readmit_all(waiting)
+
+    def _empty_caches(self) -> None:
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-        self._build_layout()
+
+    def _readmit_all(self, waiting: Sequence[Request]) -> None:
         for request in waiting:
             self._readmit(request)
         self._ended += self._take_ended()
@@ -446,6 +463,10 @@ class Engine:
         outputs = [self.abort(request_id) for request_id in self.live_ids()]
         self.pool.reset_prefix_cache()
         return [output for output in outputs if output is not None]
+
+    def note_launches(self, mode: str, size: int, launches: int) -> None:
+        """Remember what the host starts per step of this (backend, mode, size), for `StepReport.launches`."""
+        self._launches[self.plan.backend_key, mode, size] = launches
 
     # --- what it costs ---------------------------------------------------------------------------------------------
 

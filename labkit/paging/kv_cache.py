@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import torch
 
@@ -32,7 +33,15 @@ class KVCache:
         cls, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> KVCache:
         shape = (config.num_layers, 2, num_blocks, block_size, config.num_kv_heads, config.head_size)
-        return cls(torch.zeros(shape, dtype=dtype, device=device))
+        try:
+            return cls(torch.zeros(shape, dtype=dtype, device=device))
+        except RuntimeError as error:  # out of memory, on a CPU or a GPU
+            needed = math.prod(shape) * dtype.itemsize / 2**30
+            raise ConfigError(
+                f"a KV cache of {num_blocks} blocks",
+                f"it takes {needed:.1f} GiB, which {device.type} does not have free",
+                "Lower num_gpu_blocks_override or gpu_memory_utilization.",
+            ) from error
 
     @property
     def num_blocks(self) -> int:

@@ -367,6 +367,38 @@ def test_a_refused_change_changes_nothing() -> None:
         assert outputs[0].request_id == request and outputs[0].finish_reason == "length"
 
 
+def test_a_cache_that_does_not_fit_leaves_the_old_engine_and_its_requests() -> None:
+    """The old cache is given back before the new one is made, so a failure there must make it again."""
+    with LLM("tiny-llama", **{**SMALL, "cudagraph_mode": "FULL_DECODE_ONLY"}) as llm:
+        params = SamplingParams(max_tokens=8, ignore_eos=True)
+        expected = llm.generate([[1, 2, 3]], params)[0].token_ids
+        llm.reset()
+        before, request = llm.config, llm.add_request([1, 2, 3], params)
+        llm.step()
+        llm.step()
+        with pytest.raises(ConfigError, match="num_gpu_blocks_override"):
+            llm.reconfigure(num_gpu_blocks_override=10**12)
+        assert llm.config == before
+        reports = []
+        while llm.has_unfinished:
+            reports.append(llm.step())
+        assert reports[-1].outputs[0].request_id == request and reports[-1].outputs[0].token_ids == expected
+        assert any(report.mode == "FULL" for report in reports), "the graphs are back too"
+    with pytest.raises(ConfigError, match="GiB"):
+        LLM("tiny-llama", **{**EAGER, "num_gpu_blocks_override": 10**12})
+
+
+def test_a_launch_count_belongs_to_the_backend_it_was_counted_for() -> None:
+    with LLM("tiny-llama", **EAGER) as llm:
+        llm.engine.note_launches("NONE", 1, 305)
+        llm.prime(1, 10, 4)
+        assert llm.step().launches == 305
+        llm.reconfigure(sdpa_kernel="math")
+        assert llm.step().launches is None
+        llm.reconfigure(sdpa_kernel="auto")
+        assert llm.step().launches == 305
+
+
 def test_another_model_can_be_loaded_in_place() -> None:
     with LLM("tiny-llama", **EAGER) as llm:
         report = llm.reconfigure(model="tiny-qwen3")
