@@ -13,6 +13,8 @@ from labkit.errors import ConfigError, did_you_mean
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 SDPA_KERNELS = ("auto", "math", "efficient", "flash", "cudnn")
 ATTENTION_BACKENDS = ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION", "XFORMERS", "TORCH_SDPA")
+KV_CACHE_LAYOUTS = ("NHD", "HND")
+FLASH_ATTN_VERSIONS = (2, 3, 4)
 COMPILATION_MODES = ("NONE", "STOCK_TORCH_COMPILE", "VLLM_COMPILE")
 
 
@@ -200,7 +202,7 @@ class EngineConfig:
     split_mixed_batches: bool = False
     batch_invariant: bool = False
     # KV cache
-    block_size: int = 16
+    block_size: int | None = None
     kv_cache_dtype: str = "auto"
     kv_cache_layout: str = "NHD"
     gpu_memory_utilization: float = 0.5
@@ -248,13 +250,22 @@ class EngineConfig:
         self._check_choice("dtype", DTYPES)
         self._check_choice("sdpa_kernel", SDPA_KERNELS)
         self._check_choice("compilation_mode", COMPILATION_MODES)
-        self._check_choice("kv_cache_layout", ("NHD", "HND"))
+        self._check_choice("kv_cache_layout", KV_CACHE_LAYOUTS)
+        if self.flash_attn_version is not None and self.flash_attn_version not in FLASH_ATTN_VERSIONS:
+            raise ConfigError(
+                f"flash_attn_version={self.flash_attn_version!r}", "there is no such version", "Take 2, 3, 4 or None."
+            )
         for field, low in (
-            ("block_size", 1), ("max_num_seqs", 1), ("max_num_batched_tokens", 1), ("long_prefill_token_threshold", 0),
+            ("max_num_seqs", 1), ("max_num_batched_tokens", 1), ("long_prefill_token_threshold", 0),
             ("num_splits", 0), ("num_speculative_tokens", 0), ("tensor_parallel_size", 1),
         ):  # fmt: skip
             self._check_int(field, low)
-        for field, low in (("max_model_len", 2), ("num_gpu_blocks_override", 2), ("max_cudagraph_capture_size", 1)):
+        for field, low in (
+            ("block_size", 1),
+            ("max_model_len", 2),
+            ("num_gpu_blocks_override", 2),
+            ("max_cudagraph_capture_size", 1),
+        ):
             if getattr(self, field) is not None:
                 self._check_int(field, low)
         if not (_finite(self.gpu_memory_utilization) and 0 < self.gpu_memory_utilization <= 1):
@@ -279,9 +290,8 @@ class EngineConfig:
 
     def _check_later_chapters(self) -> None:
         for field in (
-            "num_speculative_tokens", "tensor_parallel_size", "quantization", "split_mixed_batches", "batch_invariant",
-            "compilation_mode", "compile_sizes", "splitting_ops", "piecewise_method", "kv_cache_layout",
-            "kv_cache_dtype", "flash_attn_version", "prefill_first",
+            "num_speculative_tokens", "tensor_parallel_size", "quantization", "compilation_mode", "compile_sizes",
+            "splitting_ops", "piecewise_method", "kv_cache_dtype", "prefill_first",
         ):  # fmt: skip
             value = getattr(self, field)
             if value != _default(field):

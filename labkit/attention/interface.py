@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     import torch
@@ -41,7 +41,10 @@ class Platform:
 
 @dataclasses.dataclass(frozen=True)
 class AttentionSpec:
-    """What is asked of a backend: the model's attention shape and the cache it reads. Hashable."""
+    """What is asked of a backend: the model's attention shape, the cache it reads and its options. Hashable.
+
+    Fields that EngineConfig has too carry its names, so that a `Reason` can name one.
+    """
 
     num_heads: int
     num_kv_heads: int
@@ -49,7 +52,7 @@ class AttentionSpec:
     dtype: str  # "float32", "float16" or "bfloat16"
     block_size: int
     kv_cache_dtype: str = "auto"
-    kv_layout: str = "NHD"
+    kv_cache_layout: str = "NHD"
     family: str = "MHA"  # or "MLA"
     sliding_window: int | None = None
     logits_soft_cap: float | None = None
@@ -59,26 +62,63 @@ class AttentionSpec:
     max_num_batched_tokens: int = 8192
     sdpa_kernel: str = "auto"
     num_splits: int = 0
+    flash_attn_version: int | None = None
+    split_mixed_batches: bool = False
+    batch_invariant: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Reason:
-    """One failed condition and what would make it pass."""
+    """One failed condition and what would make it pass.
+
+    Where one setting would do, `field` names it as EngineConfig does and `value` is what to set: then exactly this
+    reason disappears.
+    """
 
     condition: str
-    remedy: str
+    remedy: str = ""
+    field: str | None = None
+    value: Any = None
 
     def __str__(self) -> str:
         return f"{self.condition}; {self.remedy}" if self.remedy else self.condition
 
 
 @dataclasses.dataclass(frozen=True)
+class Provider:
+    """One library that can serve a version of a backend's kernels, as found in this process.
+
+    version: of the algorithm, FLASH_ATTN's 2, 3 or 4. provider: module and package version. reason: the real exception,
+    or what the probe saw, when it is not usable.
+    """
+
+    version: int
+    provider: str
+    usable: bool
+    reason: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
 class Availability:
-    """Whether the provider loads here; `reason` holds the real exception's type and text when it does not."""
+    """Whether the provider loads here; `reason` holds the real exception's type and text when it does not.
+
+    `providers` lists the libraries looked at, for a backend that several can serve; it is usable when one of them is.
+    """
 
     usable: bool
     reason: str = ""
     version: str | None = None
+    providers: tuple[Provider, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class VersionAnswer:
+    """One version of a backend's answer to a request; usable exactly when `reasons` is empty."""
+
+    version: int
+    provider: str
+    usable: bool
+    reasons: tuple[Reason, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +126,8 @@ class BackendCapabilities:
     """What a backend is for, as data: the selector and the tables of the course read it, no GPU needed.
 
     `head_sizes` and `block_sizes` are (lowest, highest, multiple of). `min_capability` is inclusive.
+    `preferred_block_size` is the page size when the user sets none. `num_splits`, `split_mixed_batches` and
+    `batch_invariant` say which of these options it has.
     """
 
     name: str
@@ -100,6 +142,10 @@ class BackendCapabilities:
     sliding_window: bool = False
     logits_soft_cap: bool = False
     sinks: bool = False
+    num_splits: bool = False
+    split_mixed_batches: bool = False
+    batch_invariant: bool = False
+    preferred_block_size: int = 16
     explicit_only: bool = False
 
 
@@ -128,17 +174,38 @@ class AttentionBackend:
         raise NotImplementedError
 
     @classmethod
-    def why_not(cls, spec: AttentionSpec, platform: Platform) -> list[Reason]:
-        """Every failed condition, most general first; empty when the backend can serve. Pure: no torch, no GPU."""
-        return check_capabilities(cls.capabilities, spec, platform) + cls.extra_reasons(spec, platform)
+    def why_not(cls, spec: AttentionSpec, platform: Platform, available: Availability | None = None) -> list[Reason]:
+        """Every failed condition, most general first; empty when the backend can serve. Pure: no torch, no GPU.
+
+        `available` is what loads here; None assumes that every provider is installed and passed its probe.
+        """
+        return check_capabilities(cls.capabilities, spec, platform) + cls.extra_reasons(spec, platform, available)
 
     @classmethod
-    def extra_reasons(cls, spec: AttentionSpec, platform: Platform) -> list[Reason]:
-        """Conditions that do not fit the capability table."""
+    def extra_reasons(
+        cls, spec: AttentionSpec, platform: Platform, available: Availability | None = None
+    ) -> list[Reason]:
+        """Conditions that do not fit the capability table. What `available.reason` says is not among them."""
         return []
 
     @classmethod
-    def graph_support(cls, spec: AttentionSpec, platform: Platform) -> tuple[AttentionCGSupport, str]:
+    def versions(
+        cls, spec: AttentionSpec, platform: Platform, available: Availability | None = None
+    ) -> tuple[VersionAnswer, ...]:
+        """One answer per version of the kernels, for a backend that has several. Pure."""
+        return ()
+
+    @classmethod
+    def preferred_block_size(
+        cls, spec: AttentionSpec, platform: Platform, available: Availability | None = None
+    ) -> int:
+        """The page size to take when the user set none; `spec.block_size` is then not asked for. Pure."""
+        return cls.capabilities.preferred_block_size
+
+    @classmethod
+    def graph_support(
+        cls, spec: AttentionSpec, platform: Platform, available: Availability | None = None
+    ) -> tuple[AttentionCGSupport, str]:
         """The tier for this configuration and one sentence on why. Pure."""
         return AttentionCGSupport.NEVER, "the backend does not declare a tier"
 
@@ -203,22 +270,51 @@ def check_capabilities(cap: BackendCapabilities, spec: AttentionSpec, platform: 
             )
         )
     if spec.dtype not in cap.dtypes:
-        out.append(Reason(f"has no kernel for {spec.dtype}", f"set dtype to one of {', '.join(cap.dtypes)}"))
-    if spec.kv_cache_dtype not in cap.kv_cache_dtypes:
         out.append(
-            Reason(f"cannot read a {spec.kv_cache_dtype} KV cache", f"set kv_cache_dtype to {cap.kv_cache_dtypes[0]}")
-        )
-    for what, value, (low, high, multiple) in (
-        ("head size", spec.head_size, cap.head_sizes),
-        ("page size (block_size)", spec.block_size, cap.block_sizes),
-    ):
-        if not low <= value <= high or value % multiple:
-            out.append(
-                Reason(f"{what} {value} is not supported", f"it takes multiples of {multiple} from {low} to {high}")
+            Reason(
+                f"has no kernel for {spec.dtype}",
+                f"set dtype to {' or '.join(reversed(cap.dtypes))}",
+                "dtype",
+                cap.dtypes[-1],
             )
-    if spec.kv_layout not in cap.kv_layouts:
+        )
+    if spec.kv_cache_dtype not in cap.kv_cache_dtypes:
+        value = cap.kv_cache_dtypes[0]
         out.append(
-            Reason(f"KV layout {spec.kv_layout} is not supported", f"set kv_cache_layout to {cap.kv_layouts[0]}")
+            Reason(
+                f"cannot read a {spec.kv_cache_dtype} KV cache",
+                f"set kv_cache_dtype to {value}",
+                "kv_cache_dtype",
+                value,
+            )
+        )
+    low, high, multiple = cap.head_sizes
+    if not low <= spec.head_size <= high or spec.head_size % multiple:
+        out.append(
+            Reason(
+                f"head size {spec.head_size} is not supported", f"it takes multiples of {multiple} from {low} to {high}"
+            )
+        )
+    low, high, multiple = cap.block_sizes
+    if not low <= spec.block_size <= high or spec.block_size % multiple:
+        size = cap.preferred_block_size
+        out.append(
+            Reason(
+                f"pages of {spec.block_size} tokens are not supported",
+                f"set block_size to {size} (it takes multiples of {multiple} from {low} to {high})",
+                "block_size",
+                size,
+            )
+        )
+    if spec.kv_cache_layout not in cap.kv_layouts:
+        value = cap.kv_layouts[0]
+        out.append(
+            Reason(
+                f"KV layout {spec.kv_cache_layout} is not supported",
+                f"set kv_cache_layout to {value}",
+                "kv_cache_layout",
+                value,
+            )
         )
     for asked, has, what in (
         (spec.sliding_window is not None, cap.sliding_window, "a sliding window"),
@@ -227,4 +323,11 @@ def check_capabilities(cap: BackendCapabilities, spec: AttentionSpec, platform: 
     ):
         if asked and not has:
             out.append(Reason(f"does not implement {what}, which the model needs", "pick a backend that does"))
+    for field, asked, has, off, what in (
+        ("num_splits", spec.num_splits > 0, cap.num_splits, 0, "a number of splits"),
+        ("split_mixed_batches", spec.split_mixed_batches, cap.split_mixed_batches, False, "split mixed batches"),
+        ("batch_invariant", spec.batch_invariant, cap.batch_invariant, False, "batch-invariant kernels"),
+    ):
+        if asked and not has:
+            out.append(Reason(f"does not have {what}", f"set {field} to {off}", field, off))
     return out

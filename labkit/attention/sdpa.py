@@ -59,7 +59,9 @@ class TorchSDPABackend(AttentionBackend):
         return Availability(True, version=torch.__version__)
 
     @classmethod
-    def extra_reasons(cls, spec: AttentionSpec, platform: Platform) -> list[Reason]:
+    def extra_reasons(
+        cls, spec: AttentionSpec, platform: Platform, available: Availability | None = None
+    ) -> list[Reason]:
         kernel, out = spec.sdpa_kernel, []
         if kernel in ("efficient", "cudnn") and platform.device_type == "cpu":
             out.append(Reason(f"sdpa_kernel={kernel!r} exists on CUDA only", "set sdpa_kernel to auto, math or flash"))
@@ -75,7 +77,9 @@ class TorchSDPABackend(AttentionBackend):
         return out
 
     @classmethod
-    def graph_support(cls, spec: AttentionSpec, platform: Platform) -> tuple[AttentionCGSupport, str]:
+    def graph_support(
+        cls, spec: AttentionSpec, platform: Platform, available: Availability | None = None
+    ) -> tuple[AttentionCGSupport, str]:
         if spec.sdpa_kernel == "flash":
             return (
                 AttentionCGSupport.NEVER,

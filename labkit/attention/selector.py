@@ -6,13 +6,23 @@ import dataclasses
 from collections.abc import Mapping
 
 from labkit.attention import registry
-from labkit.attention.interface import AttentionCGSupport, AttentionSpec, Availability, Platform, Reason
+from labkit.attention.interface import (
+    AttentionCGSupport,
+    AttentionSpec,
+    Availability,
+    Platform,
+    Reason,
+    VersionAnswer,
+)
 from labkit.errors import BackendError, ConfigError, did_you_mean
 
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """One backend's answer. `usable` exactly when `reasons` is empty. `order` is its place in the automatic order."""
+    """One backend's answer. `usable` exactly when `reasons` is empty. `order` is its place in the automatic order.
+
+    `block_size` is the page size it was asked for: the user's, or its own where the user set none.
+    """
 
     name: str
     usable: bool
@@ -20,6 +30,8 @@ class Candidate:
     tier: AttentionCGSupport | None
     tier_reason: str
     order: int | None
+    block_size: int = 16
+    versions: tuple[VersionAnswer, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,11 +47,16 @@ class Selection:
 
 
 def candidates(
-    spec: AttentionSpec, platform: Platform, available: Mapping[str, Availability] | None = None
+    spec: AttentionSpec,
+    platform: Platform,
+    available: Mapping[str, Availability] | None = None,
+    block_size_is_set: bool = True,
 ) -> tuple[Candidate, ...]:
     """Every backend's answer to `spec` on `platform`.
 
-    `available` maps names to what loads; None assumes that everything is installed ("what would a T4 pick?").
+    Args:
+        available: maps names to what loads; None assumes that everything is installed ("what would a T4 pick?").
+        block_size_is_set: false asks each backend for the page size that it prefers, in place of `spec.block_size`.
     """
     order = registry.priority(platform)
     out = []
@@ -49,12 +66,16 @@ def candidates(
             out.append(Candidate(name, False, (Reason(registry.UNWRITTEN, "pick another backend"),), None, "", place))
             continue
         cls = registry.load(name)
-        reasons = cls.why_not(spec, platform)
         status = available.get(name) if available is not None else None
+        asked = spec
+        if not block_size_is_set:
+            asked = dataclasses.replace(spec, block_size=cls.preferred_block_size(spec, platform, status))
+        reasons = cls.why_not(asked, platform, status)
         if status is not None and not status.usable:
             reasons = [Reason(status.reason, "install it, or pick another backend"), *reasons]
-        tier, why = cls.graph_support(spec, platform)
-        out.append(Candidate(name, not reasons, tuple(reasons), tier, why, place))
+        tier, why = cls.graph_support(asked, platform, status)
+        versions = cls.versions(asked, platform, status)
+        out.append(Candidate(name, not reasons, tuple(reasons), tier, why, place, asked.block_size, versions))
     return tuple(out)
 
 
@@ -63,6 +84,7 @@ def select(
     platform: Platform,
     requested: str | None = None,
     available: Mapping[str, Availability] | None = None,
+    block_size_is_set: bool = True,
 ) -> Selection:
     """Pick a backend. An explicit choice is never replaced: it works or raises with its reasons.
 
@@ -72,7 +94,7 @@ def select(
         BackendError: the requested backend cannot serve, or none can.
         ConfigError: there is no backend of that name.
     """
-    found = candidates(spec, platform, available)
+    found = candidates(spec, platform, available, block_size_is_set)
     if requested is not None:
         name = requested.upper()
         if name not in registry.BACKENDS:

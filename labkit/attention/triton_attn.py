@@ -68,6 +68,8 @@ class TritonAttentionBackend(AttentionBackend):
         sliding_window=True,
         logits_soft_cap=True,
         sinks=True,
+        kv_layouts=("NHD", "HND"),
+        num_splits=True,
     )
 
     def __init__(self, spec: AttentionSpec, device: torch.device) -> None:
@@ -113,7 +115,9 @@ class TritonAttentionBackend(AttentionBackend):
             return Availability(False, f"{type(error).__name__}: {error}", _triton_version())
 
     @classmethod
-    def extra_reasons(cls, spec: AttentionSpec, platform: Platform) -> list[Reason]:
+    def extra_reasons(
+        cls, spec: AttentionSpec, platform: Platform, available: Availability | None = None
+    ) -> list[Reason]:
         out: list[Reason] = []
         if spec.num_heads % spec.num_kv_heads:
             out.append(
@@ -149,7 +153,9 @@ class TritonAttentionBackend(AttentionBackend):
         return out
 
     @classmethod
-    def graph_support(cls, spec: AttentionSpec, platform: Platform) -> tuple[AttentionCGSupport, str]:
+    def graph_support(
+        cls, spec: AttentionSpec, platform: Platform, available: Availability | None = None
+    ) -> tuple[AttentionCGSupport, str]:
         return (
             AttentionCGSupport.ALWAYS,
             "every kernel finds its request and keys from device tensors, so a captured grid serves any batch",

@@ -46,7 +46,7 @@ def backend_report(config: EngineConfig, gpu: str | None = None, installed: bool
         ConfigError: no such GPU or model. LoadError: a model folder that cannot be read.
     """
     from labkit.attention import registry
-    from labkit.attention.selector import select
+    from labkit.attention.selector import candidates, select
     from labkit.engine.plan import make_plan, resolve_dtype
     from labkit.llm import find_backends
 
@@ -55,15 +55,18 @@ def backend_report(config: EngineConfig, gpu: str | None = None, installed: bool
     dtype, _ = resolve_dtype(config.dtype, where)
     available = find_backends(where, config.attention_backend) if installed or not gpu else None
     # The plan's own specification, asked for without insisting on a backend or a graph mode.
-    relaxed = config.replace(attention_backend=None, cudagraph_mode="NONE", sdpa_kernel="auto", dtype=dtype)
+    options = {"sdpa_kernel": "auto", "num_splits": 0, "split_mixed_batches": False, "batch_invariant": False}
+    relaxed = config.replace(attention_backend=None, cudagraph_mode="NONE", dtype=dtype, **options)
+    spec = dataclasses.replace(
+        make_plan(relaxed.replace(attention_backend="TORCH_SDPA"), model, where, None).spec,
+        **{name: getattr(config, name) for name in options},
+    )
+    is_set = config.block_size is not None
     try:
-        spec = dataclasses.replace(make_plan(relaxed, model, where, None).spec, sdpa_kernel=config.sdpa_kernel)
-        selection = select(spec, where, None, available)
+        selection = select(spec, where, None, available, is_set)
         found, selected = selection.candidates, selection.selected
     except BackendError:
-        from labkit.attention.selector import candidates
-
-        found, selected = candidates(spec, where, available), None
+        found, selected = candidates(spec, where, available, is_set), None
     if config.attention_backend is not None:
         asked = next(c for c in found if c.name == config.attention_backend)
         selected = asked.name if asked.usable else None
@@ -71,7 +74,7 @@ def backend_report(config: EngineConfig, gpu: str | None = None, installed: bool
     for c in found:
         row: dict[str, Any] = {
             "name": c.name, "usable": c.usable, "reasons": [str(r) for r in c.reasons],
-            "tier": c.tier.name if c.tier is not None else None, "order": c.order,
+            "tier": c.tier.name if c.tier is not None else None, "order": c.order, "block_size": c.block_size,
         }  # fmt: skip
         if c.tier_reason:
             row["tier_reason"] = c.tier_reason
@@ -81,7 +84,7 @@ def backend_report(config: EngineConfig, gpu: str | None = None, installed: bool
         "backends": rows,
         "model": Path(config.model).name,
         "dtype": dtype,
-        "block_size": config.block_size,
+        "block_size": next((c.block_size for c in found if c.name == selected), config.block_size or 16),
         "gpu": where.name or where.device_type,
         "assumes_installed": available is None,
     }

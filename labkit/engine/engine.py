@@ -85,22 +85,29 @@ class Engine:
     def _build_layout(self) -> None:
         """KV cache, buffers, runner, scheduler: everything whose shapes depend on the limits."""
         plan, config = self.plan, self.plan.config
-        blocks_per_request = -(-plan.max_model_len // config.block_size)
+        block_size = plan.spec.block_size
+        blocks_per_request = -(-plan.max_model_len // block_size)
         self.inputs = StepInputs(
             max(config.max_num_batched_tokens, max(plan.capture_sizes, default=1)),
             plan.max_num_rows,
             blocks_per_request,
-            config.block_size,
+            block_size,
             self.device,
         )
         useful = config.max_num_seqs * blocks_per_request + 1
         num_blocks = config.num_gpu_blocks_override or self._blocks_that_fit(useful)
-        dtype = getattr(torch, plan.dtype)
-        self.kv = KVCache.allocate(self.model.config, num_blocks, config.block_size, dtype, self.device)
+        self.kv = self._allocate_kv(num_blocks)
         self.runner = self._make_runner(self.kv)
         self.sampler = Sampler(self.model.config.vocab_size, self.device, config.max_num_seqs, config.seed)
-        self.pool = BlockPool(num_blocks, config.block_size, config.enable_prefix_caching)
+        self.pool = BlockPool(num_blocks, block_size, config.enable_prefix_caching)
         self.scheduler = Scheduler(self._limits(), self.pool)
+
+    def _allocate_kv(self, num_blocks: int) -> KVCache:
+        plan = self.plan
+        return KVCache.allocate(
+            self.model.config, num_blocks, plan.spec.block_size, getattr(torch, plan.dtype), self.device,
+            plan.spec.kv_cache_layout,
+        )  # fmt: skip
 
     def _limits(self) -> SchedulerLimits:
         config = self.plan.config
@@ -108,7 +115,7 @@ class Engine:
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_model_len=self.plan.max_model_len,
-            block_size=config.block_size,
+            block_size=self.plan.spec.block_size,
             long_prefill_token_threshold=config.long_prefill_token_threshold,
             enable_chunked_prefill=config.enable_chunked_prefill,
             enable_prefix_caching=config.enable_prefix_caching,
@@ -123,7 +130,7 @@ class Engine:
         """Blocks for the share of memory that is left after weights and the largest step, measured by running one."""
         plan, config = self.plan, self.plan.config
         dtype = getattr(torch, plan.dtype)
-        block_bytes = self.model.config.kv_bytes_per_token(dtype.itemsize) * config.block_size
+        block_bytes = self.model.config.kv_bytes_per_token(dtype.itemsize) * plan.spec.block_size
         if self.device.type != "cuda":
             return num_blocks_that_fit(CPU_KV_BYTES, block_bytes, useful, "the CPU's KV cache budget of 1 GiB")
         if self.progress:
@@ -145,8 +152,7 @@ class Engine:
         config = self.plan.config
         tokens = config.max_num_batched_tokens
         rows = min(config.max_num_seqs, tokens)
-        kv = KVCache.allocate(self.model.config, 2, config.block_size, getattr(torch, self.plan.dtype), self.device)
-        runner = self._make_runner(kv)
+        runner = self._make_runner(self._allocate_kv(2))
         runner.use(self._backend(), (), GraphDispatcher(CUDAGraphMode.NONE, [], config.max_num_seqs))
         runner.dummy_run(tokens, rows)
         torch.cuda.synchronize(self.device)

@@ -14,6 +14,7 @@ from labkit.graphs.modes import requested_mode, resolve
 from labkit.graphs.sizes import DEFAULT_CAP, SM10X_CAP, check_capture_sizes, default_capture_sizes
 
 #: Longest context when none is asked for. A lab rarely needs a model's full length, and every buffer scales with it.
+DEFAULT_BLOCK_SIZE = 16
 DEFAULT_MAX_MODEL_LEN = {"cuda": 8192, "cpu": 2048}
 
 
@@ -40,7 +41,15 @@ class EnginePlan:
     @property
     def backend_key(self) -> tuple[object, ...]:
         """Everything about attention that a graph bakes in."""
-        return (self.backend, self.config.sdpa_kernel, self.config.num_splits)
+        config = self.config
+        return (
+            self.backend,
+            config.sdpa_kernel,
+            config.num_splits,
+            config.flash_attn_version,
+            config.split_mixed_batches,
+            config.batch_invariant,
+        )
 
     @property
     def layout_key(self) -> tuple[object, ...]:
@@ -48,6 +57,7 @@ class EnginePlan:
         config = self.config
         return (
             config.block_size,
+            config.kv_cache_layout,
             self.max_model_len,
             config.max_num_seqs,
             config.max_num_batched_tokens,
@@ -108,15 +118,23 @@ def make_plan(
         num_kv_heads=model.num_kv_heads,
         head_size=model.head_size,
         dtype=dtype,
-        block_size=config.block_size,
+        block_size=config.block_size or DEFAULT_BLOCK_SIZE,
+        kv_cache_layout=config.kv_cache_layout,
         max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         sdpa_kernel=config.sdpa_kernel,
         num_splits=config.num_splits,
+        flash_attn_version=config.flash_attn_version,
+        split_mixed_batches=config.split_mixed_batches,
+        batch_invariant=config.batch_invariant,
     )
-    selection = select(spec, platform, config.attention_backend, available)
+    is_set = config.block_size is not None
+    selection = select(spec, platform, config.attention_backend, available, is_set)
     candidate = selection.candidate(selection.selected)
+    spec = dataclasses.replace(spec, block_size=candidate.block_size)
+    if not is_set and candidate.block_size != DEFAULT_BLOCK_SIZE:
+        notes.append(f"block_size was not set, and {candidate.name} prefers pages of {candidate.block_size} tokens.")
     assert candidate.tier is not None
     asked = config.cudagraph_mode if isinstance(config.cudagraph_mode, CUDAGraphMode) else None
     wanted, why = requested_mode(
@@ -127,7 +145,9 @@ def make_plan(
     )
     mode, trail = resolve(wanted, candidate.tier, compiled=False, backend=backend)
     sizes = capture_sizes(config, platform) if mode is not CUDAGraphMode.NONE else []
-    resolved = config.replace(dtype=dtype, max_model_len=max_model_len, cudagraph_mode=mode)
+    resolved = config.replace(
+        dtype=dtype, max_model_len=max_model_len, cudagraph_mode=mode, block_size=candidate.block_size
+    )
     return EnginePlan(
         resolved,
         platform,

@@ -16,7 +16,10 @@ CPU_KV_BYTES = 1 << 30
 
 @dataclasses.dataclass
 class KVCache:
-    """K and V of all layers: per layer `[num_blocks, block_size, num_kv_heads, head_size]` (NHD).
+    """K and V of all layers: per layer `[num_blocks, block_size, num_kv_heads, head_size]`.
+
+    The axes are always in this order. Under the layout HND the memory holds a page's tokens of one head together, so
+    the caches are strided views; every kernel goes by strides.
 
     Block 0 is the null block: padded table entries point to it and nothing is ever written there. The memory starts at
     zero, because kernels may read (and mask) the unused tail of a page.
@@ -30,11 +33,19 @@ class KVCache:
 
     @classmethod
     def allocate(
-        cls, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+        cls,
+        config: ModelConfig,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        layout: str = "NHD",
     ) -> KVCache:
-        shape = (config.num_layers, 2, num_blocks, block_size, config.num_kv_heads, config.head_size)
+        inner = (block_size, config.num_kv_heads) if layout == "NHD" else (config.num_kv_heads, block_size)
+        shape = (config.num_layers, 2, num_blocks, *inner, config.head_size)
         try:
-            return cls(torch.zeros(shape, dtype=dtype, device=device))
+            data = torch.zeros(shape, dtype=dtype, device=device)
+            return cls(data if layout == "NHD" else data.transpose(3, 4))
         except RuntimeError as error:  # out of memory, on a CPU or a GPU
             needed = math.prod(shape) * dtype.itemsize / 2**30
             raise ConfigError(

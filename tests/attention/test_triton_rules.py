@@ -122,7 +122,7 @@ def test_the_scratch_holds_every_decode_batch(heads: tuple[int, int], requested:
         ("H200", {"head_size": 192, "sliding_window": 128, "logits_soft_cap": 30.0, "has_sinks": True}, ""),
         ("H200", {"head_size": 512}, "head size 512 is not supported"),
         ("H200", {"head_size": 60}, "head size 60 is not supported"),
-        ("H200", {"block_size": 8}, "page size (block_size) 8 is not supported"),
+        ("H200", {"block_size": 8}, "pages of 8 tokens are not supported"),
         ("H200", {"block_size": 24}, "multiples of 16"),
         ("H200", {"block_size": 768}, ""),
         ("H200", {"num_heads": 6, "num_kv_heads": 4}, "no multiple of 4 KV heads"),
