@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
@@ -209,6 +209,13 @@ class AttentionBackend:
         """The tier for this configuration and one sentence on why. Pure."""
         return AttentionCGSupport.NEVER, "the backend does not declare a tier"
 
+    def warm_up(self, progress: Callable[[str, int, int, str], None] | None) -> None:
+        """Build or compile what the first call would otherwise, so that no step waits for it.
+
+        Called once after construction, outside any graph. `progress` is called as (stage, done, total, detail) before
+        each slow part; None keeps quiet. May be called again; what is built is not built twice.
+        """
+
     def prepare(self, metadata: AttentionMetadata) -> None:
         """Build what `forward` needs from one step's metadata. Runs outside the graph, before every replay too.
 
@@ -242,6 +249,23 @@ class AttentionBackend:
             lse: optional fp32 `[num_tokens, num_heads]`, natural log; −inf where a row sees nothing.
         """
         raise NotImplementedError
+
+    def bare_call(
+        self,
+        query: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        output: torch.Tensor,
+        metadata: AttentionMetadata,
+        scale: float,
+    ) -> Callable[[], Any] | None:
+        """The library's own call for this batch, planned once and without labkit's adapter around it.
+
+        A benchmark puts its time beside that of `forward`. Arguments and shapes are those of `forward`. The callable
+        attends into `output`, or returns its result where the library has no argument for one. None where there is no
+        library under the backend, or no such call.
+        """
+        return None
 
     def describe(self, metadata: AttentionMetadata) -> Sequence[KernelPlan]:
         """What `forward` launches per layer for this batch."""
