@@ -80,7 +80,7 @@ def test_eager_and_graph_rows_of_one_run() -> None:
     assert graph.graph_launches == 1 and eager.graph_launches == 0
     assert graph.launches < eager.launches, (graph.launches_by_kind, eager.launches_by_kind)
     assert not graph.emulated and graph.device_us and eager.device_us
-    assert graph.launch_cost_us.keys() == {"torch", "gemm", "triton", "graph", "copy"}
+    assert graph.launch_cost_us.keys() == {"torch", "gemm", "triton", "triton_bare", "graph", "copy"}
     assert graph.floor_ms and 0 < graph.floor_ms < graph.p50_ms
     assert recording.provenance.gpu and not notes
     (pair,) = bench.comparisons(recording)
