@@ -14,7 +14,7 @@ DTYPES = ("auto", "float32", "float16", "bfloat16")
 SDPA_KERNELS = ("auto", "math", "efficient", "flash", "cudnn")
 ATTENTION_BACKENDS = ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION", "XFORMERS", "TORCH_SDPA")
 KV_CACHE_LAYOUTS = ("NHD", "HND")
-FLASH_ATTN_VERSIONS = (2, 3, 4)
+FLASH_ATTN_VERSIONS = (2, 3, 4)  # None and "auto": the first usable one in the order that suits the GPU
 COMPILATION_MODES = ("NONE", "STOCK_TORCH_COMPILE", "VLLM_COMPILE")
 
 
@@ -195,8 +195,8 @@ class EngineConfig:
     device: str = "auto"
     seed: int = 0
     # attention
-    attention_backend: str | None = None
-    flash_attn_version: int | None = None
+    attention_backend: str | None = None  # None: LABKIT_ATTENTION_BACKEND, then automatic; "auto": automatic
+    flash_attn_version: int | str | None = None  # 2, 3, 4; None and "auto": the backend's order for this GPU
     sdpa_kernel: str = "auto"
     num_splits: int = 0
     split_mixed_batches: bool = False
@@ -238,7 +238,7 @@ class EngineConfig:
         if self.attention_backend is not None:
             name = str(self.attention_backend).upper()
             if name == "AUTO":
-                object.__setattr__(self, "attention_backend", None)
+                object.__setattr__(self, "attention_backend", "auto")
             elif name in ATTENTION_BACKENDS:
                 object.__setattr__(self, "attention_backend", name)
             else:
@@ -251,10 +251,11 @@ class EngineConfig:
         self._check_choice("sdpa_kernel", SDPA_KERNELS)
         self._check_choice("compilation_mode", COMPILATION_MODES)
         self._check_choice("kv_cache_layout", KV_CACHE_LAYOUTS)
-        if self.flash_attn_version is not None and self.flash_attn_version not in FLASH_ATTN_VERSIONS:
-            raise ConfigError(
-                f"flash_attn_version={self.flash_attn_version!r}", "there is no such version", "Take 2, 3, 4 or None."
-            )
+        if isinstance(self.flash_attn_version, str) and self.flash_attn_version.casefold() == "auto":
+            object.__setattr__(self, "flash_attn_version", None)
+        version = self.flash_attn_version
+        if version is not None and not (_is_int(version) and version in FLASH_ATTN_VERSIONS):
+            raise ConfigError(f"flash_attn_version={version!r}", "there is no such version", "Take 2, 3, 4 or 'auto'.")
         for field, low in (
             ("max_num_seqs", 1), ("max_num_batched_tokens", 1), ("long_prefill_token_threshold", 0),
             ("num_splits", 0), ("num_speculative_tokens", 0), ("tensor_parallel_size", 1),

@@ -8,6 +8,7 @@ with LLM("smollm2-135m-instruct") as llm:
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.config import CUDAGraphMode, EngineConfig, ModelConfig, SamplingParams
 from labkit.engine.report import CaptureRecord, ReconfigureReport, RequestOutput, StepReport, Usage
-from labkit.errors import ConfigError, LabkitError, RequestError
+from labkit.errors import BackendError, ConfigError, LabkitError, RequestError
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +31,8 @@ __all__ = ["LLM", "EngineConfig", "SamplingParams"]
 
 Prompt = str | Sequence[int]
 _RELOADS = ("model", "dtype", "device", "seed")
+#: Asked for the backend where neither a keyword nor the config says one.
+BACKEND_VARIABLE = "LABKIT_ATTENTION_BACKEND"
 
 
 class LLM:
@@ -41,6 +44,9 @@ class LLM:
         config: settings; None takes the defaults.
         progress: called as `progress(stage, done, total, detail)` while weights load and graphs are captured.
         changes: fields of `EngineConfig` to change, as in `LLM(attention_backend="TRITON_ATTN")`.
+
+    The attention backend is what the first of these says: the keyword, the config's field, the environment variable
+    LABKIT_ATTENTION_BACKEND as it is when the LLM is made, the automatic order. "auto" says "the automatic order".
 
     Raises:
         ConfigError, BackendError, LoadError: what was asked cannot work; the sentence says what would.
@@ -56,6 +62,7 @@ class LLM:
     ) -> None:
         config = (config or EngineConfig()).replace(**changes)
         self._asked = config.replace(model=model) if model is not None else config
+        self._from_environment = environment_backend()
         self._progress = progress
         self._ids = itertools.count()
         self._engine: Engine | None = None
@@ -66,6 +73,7 @@ class LLM:
         from labkit.engine.plan import resolve_dtype
         from labkit.models.loader import load_model
 
+        config = self._with_environment(config)
         device, platform = find_device(config.device)
         available = find_backends(platform, config.attention_backend)
         dtype, _ = resolve_dtype(config.dtype, platform)
@@ -74,7 +82,25 @@ class LLM:
         loaded = load_model(config.model, dtype=dtype, device=device, seed=config.seed)
         if self._progress:
             self._progress("loading", 1, 1, config.model)
-        return Engine(loaded, config, platform, device, available, self._progress)
+        with self._naming_the_variable():
+            return Engine(loaded, config, platform, device, available, self._progress)
+
+    def _with_environment(self, config: EngineConfig) -> EngineConfig:
+        """`config` with the environment's backend where it says none itself."""
+        if config.attention_backend is not None or self._from_environment is None:
+            return config
+        return config.replace(attention_backend=self._from_environment)
+
+    @contextlib.contextmanager
+    def _naming_the_variable(self, asked: EngineConfig | None = None) -> Iterator[None]:
+        """A backend that the environment asks for and that cannot serve: the sentence says where it was asked for."""
+        try:
+            yield
+        except BackendError as error:
+            name, said = self._from_environment, (asked or self._asked).attention_backend
+            if said is None and error.what == f"attention_backend={name!r}":
+                raise BackendError(f"{BACKEND_VARIABLE}={name!r}", error.why, error.try_) from None
+            raise
 
     # --- what was built --------------------------------------------------------------------------------------------
 
@@ -301,9 +327,11 @@ class LLM:
         if any(getattr(asked, field) != getattr(self._asked, field) for field in _RELOADS):
             report = self._reload(asked)
         else:
-            if asked.attention_backend:
-                self.engine.available.update(find_backends(self.engine.platform, asked.attention_backend))
-            report = self.engine.reconfigure(**changes)
+            backend = self._with_environment(asked).attention_backend
+            if backend:
+                self.engine.available.update(find_backends(self.engine.platform, backend))
+            with self._naming_the_variable(asked):
+                report = self.engine.reconfigure(**{**changes, "attention_backend": backend})
         self._asked = asked
         return report
 
@@ -395,14 +423,32 @@ def find_device(asked: str = "auto") -> tuple[torch.device, Platform]:
         raise ConfigError(f"device={asked!r}", "torch knows no such device", "Take 'auto', 'cpu' or 'cuda'.") from None
     if device.type == "cpu":
         return device, Platform("cpu")
-    if device.type != "cuda":
+    if device.type != "cuda":  # a ROCm build of torch calls its devices so, too
         raise ConfigError(f"device={asked!r}", "labkit runs on CUDA and on the CPU", "Take 'auto', 'cpu' or 'cuda'.")
     if not torch.cuda.is_available():
         raise ConfigError(
             f"device={asked!r}", "torch sees no CUDA GPU here", "Take 'cpu'; `labkit doctor` says what is missing."
         )
     device = torch.device("cuda", device.index if device.index is not None else torch.cuda.current_device())
-    return device, Platform("cuda", torch.cuda.get_device_capability(device), torch.cuda.get_device_name(device))
+    name = torch.cuda.get_device_name(device)
+    if torch.version.hip is not None:
+        return device, Platform("rocm", None, name)
+    return device, Platform("cuda", torch.cuda.get_device_capability(device), name)
+
+
+def environment_backend() -> str | None:
+    """The backend that LABKIT_ATTENTION_BACKEND asks for, "auto", or None where it is unset or empty.
+
+    Raises:
+        ConfigError: there is no backend of that name.
+    """
+    word = os.environ.get(BACKEND_VARIABLE, "").strip()
+    if not word:
+        return None
+    try:
+        return EngineConfig(attention_backend=word).attention_backend
+    except ConfigError as error:
+        raise ConfigError(f"{BACKEND_VARIABLE}={word!r} (environment variable)", error.why, error.try_) from None
 
 
 def find_backends(platform: Platform, requested: str | None = None) -> dict[str, Availability]:

@@ -28,9 +28,13 @@ class AttentionCGSupport(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Platform:
-    """The machine a selection is asked for. `capability` is CUDA's (major, minor), None without a GPU."""
+    """The machine a selection is asked for. `capability` is CUDA's (major, minor), None without an NVIDIA GPU.
 
-    device_type: str  # "cuda" or "cpu"
+    A ROCm build of torch calls its devices "cuda" too and gives them numbers that look like sm_9x; here they are "rocm"
+    and have none, so that no rule for Hopper matches them.
+    """
+
+    device_type: str  # "cuda", "rocm" or "cpu"
     capability: tuple[int, int] | None = None
     name: str = ""
 
@@ -179,7 +183,8 @@ class AttentionBackend:
 
         `available` is what loads here; None assumes that every provider is installed and passed its probe.
         """
-        return check_capabilities(cls.capabilities, spec, platform) + cls.extra_reasons(spec, platform, available)
+        size = cls.preferred_block_size(spec, platform, available)
+        return check_capabilities(cls.capabilities, spec, platform, size) + cls.extra_reasons(spec, platform, available)
 
     @classmethod
     def extra_reasons(
@@ -272,13 +277,22 @@ class AttentionBackend:
         return ()
 
 
-def check_capabilities(cap: BackendCapabilities, spec: AttentionSpec, platform: Platform) -> list[Reason]:
-    """Compare a capability table with a request, one Reason per failed condition."""
+_DEVICES = {"cuda": "an NVIDIA GPU (CUDA)", "rocm": "an AMD GPU (ROCm)", "cpu": "a CPU"}
+
+
+def check_capabilities(
+    cap: BackendCapabilities, spec: AttentionSpec, platform: Platform, preferred_block_size: int | None = None
+) -> list[Reason]:
+    """Compare a capability table with a request, one Reason per failed condition.
+
+    Args:
+        preferred_block_size: the page size to advise; None takes the table's own.
+    """
     out: list[Reason] = []
     if platform.device_type not in cap.device_types:
-        out.append(
-            Reason(f"needs {' or '.join(cap.device_types)}, this machine is {platform.device_type}", "run it on a GPU")
-        )
+        needed = " or ".join(_DEVICES[kind] for kind in cap.device_types)
+        here = "only a CPU" if platform.device_type == "cpu" else _DEVICES[platform.device_type]
+        out.append(Reason(f"needs {needed}, this machine has {here}", f"run it on {needed}"))
     elif cap.min_capability and platform.capability and platform.capability < cap.min_capability:
         need = f"sm_{cap.min_capability[0]}{cap.min_capability[1]}"
         out.append(
@@ -294,14 +308,9 @@ def check_capabilities(cap: BackendCapabilities, spec: AttentionSpec, platform: 
             )
         )
     if spec.dtype not in cap.dtypes:
-        out.append(
-            Reason(
-                f"has no kernel for {spec.dtype}",
-                f"set dtype to {' or '.join(reversed(cap.dtypes))}",
-                "dtype",
-                cap.dtypes[-1],
-            )
-        )
+        old = platform.capability is not None and platform.capability < (8, 0)
+        fits = [dtype for dtype in reversed(cap.dtypes) if not (old and dtype == "bfloat16")] or list(cap.dtypes)
+        out.append(Reason(f"has no kernel for {spec.dtype}", f"set dtype to {' or '.join(fits)}", "dtype", fits[0]))
     if spec.kv_cache_dtype not in cap.kv_cache_dtypes:
         value = cap.kv_cache_dtypes[0]
         out.append(
@@ -321,7 +330,7 @@ def check_capabilities(cap: BackendCapabilities, spec: AttentionSpec, platform: 
         )
     low, high, multiple = cap.block_sizes
     if not low <= spec.block_size <= high or spec.block_size % multiple:
-        size = cap.preferred_block_size
+        size = preferred_block_size or cap.preferred_block_size
         out.append(
             Reason(
                 f"pages of {spec.block_size} tokens are not supported",

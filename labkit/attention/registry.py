@@ -18,11 +18,12 @@ BACKENDS: dict[str, str | None] = {
 }
 UNWRITTEN = "this version of labkit has no adapter for it yet"
 
-#: Compute capability of cards a question may name without having them.
-GPUS: dict[str, tuple[int, int]] = {
+#: Cards a question may name without having them: compute capability, or None for one that is not NVIDIA's.
+GPUS: dict[str, tuple[int, int] | None] = {
     "T4": (7, 5), "A100": (8, 0), "A10": (8, 6), "RTX 3090": (8, 6), "L4": (8, 9), "RTX 4090": (8, 9),
-    "H100": (9, 0), "H200": (9, 0), "B200": (10, 0), "B300": (10, 3), "RTX 5090": (12, 0),
+    "H100": (9, 0), "H200": (9, 0), "B200": (10, 0), "B300": (10, 3), "RTX 5090": (12, 0), "MI300X": None,
 }  # fmt: skip
+NEVER_RUN = "labkit was never run on an AMD GPU: this answer follows from the rules alone."
 
 
 def load(name: str) -> type[AttentionBackend]:
@@ -47,23 +48,35 @@ def platform_for_gpu(name: str) -> Platform:
     key = folded.get(name.casefold().replace(" ", "").replace("-", "").replace("_", ""))
     if key is None:
         raise ConfigError(f"gpu={name!r}", "is not in the table of GPUs", did_you_mean(name, [*GPUS, "cpu"]))
-    return Platform("cuda", GPUS[key], key)
+    return Platform("cuda" if GPUS[key] else "rocm", GPUS[key], key)
 
 
 def priority(platform: Platform) -> list[str]:
     """The order in which automatic selection tries the backends.
 
-    vLLM 0.33's order, with TORCH_SDPA as the last resort. Two deviations: sm_10x tries FLASHINFER first; on sm_75
-    Triton emits no tensor-core instruction at all, so TRITON_ATTN comes after TORCH_SDPA there. XFORMERS is never
-    picked automatically; on a CPU neither is TRITON_ATTN, which would run in Triton's interpreter.
+    vLLM 0.33's: FLASH_ATTN, FLASHINFER, TRITON_ATTN, FLEX_ATTENTION, with the first two exchanged on sm_10x, the
+    data-centre Blackwells, and on nothing else: sm_12x has other kernels, and unknown newer ones go the common way.
+    TORCH_SDPA, which vLLM does not have, comes last. What else differs from vLLM:
+
+    * sm_75 and older: TORCH_SDPA before TRITON_ATTN before FLEX_ATTENTION. Triton emits no tensor-core instruction for
+      sm_75, and FLEX_ATTENTION is made of Triton too. FLASH_ATTN and FLASHINFER come first here as well and refuse: the
+      one needs sm_80, the other is gated at sm_80 as in vLLM.
+    * CPU: TORCH_SDPA only. TRITON_ATTN would run in Triton's interpreter, FLEX_ATTENTION would materialise all scores.
+    * AMD: TRITON_ATTN, TORCH_SDPA, the two that are not written for CUDA. Never run.
+    * XFORMERS is in no order: an explicit choice gets it.
     """
+    if platform.device_type == "rocm":
+        return ["TRITON_ATTN", "TORCH_SDPA"]
     if platform.device_type != "cuda":
         return ["TORCH_SDPA"]
     if platform.capability and platform.capability < (8, 0):
         return ["FLASH_ATTN", "FLASHINFER", "TORCH_SDPA", "TRITON_ATTN", "FLEX_ATTENTION"]
-    first = (
-        ["FLASHINFER", "FLASH_ATTN"]
-        if platform.capability and platform.capability[0] == 10
-        else ["FLASH_ATTN", "FLASHINFER"]
-    )
+    first = ["FLASH_ATTN", "FLASHINFER"]
+    if platform.capability and platform.capability[0] == 10:
+        first.reverse()
     return [*first, "TRITON_ATTN", "FLEX_ATTENTION", "TORCH_SDPA"]
+
+
+def platform_notes(platform: Platform) -> list[str]:
+    """What a reader must know about every answer for this machine."""
+    return [NEVER_RUN] if platform.device_type == "rocm" else []

@@ -46,7 +46,7 @@ class TorchSDPABackend(AttentionBackend):
         dtypes=("float32", "float16", "bfloat16"),
         head_sizes=(1, 1024, 1),
         block_sizes=(1, 4096, 1),
-        device_types=("cuda", "cpu"),
+        device_types=("cuda", "rocm", "cpu"),
         sliding_window=True,
     )
 

@@ -72,7 +72,9 @@ def candidates(
             asked = dataclasses.replace(spec, block_size=cls.preferred_block_size(spec, platform, status))
         reasons = cls.why_not(asked, platform, status)
         if status is not None and not status.usable:
-            reasons = [Reason(status.reason, "install it, or pick another backend"), *reasons]
+            missing = status.reason.startswith("ModuleNotFoundError")
+            mend = "install it" if missing else "mend its installation"
+            reasons = [Reason(status.reason, f"{mend}, or pick another backend"), *reasons]
         tier, why = cls.graph_support(asked, platform, status)
         versions = cls.versions(asked, platform, status)
         out.append(Candidate(name, not reasons, tuple(reasons), tier, why, place, asked.block_size, versions))
@@ -88,7 +90,11 @@ def select(
 ) -> Selection:
     """Pick a backend. An explicit choice is never replaced: it works or raises with its reasons.
 
-    Precedence: the `attention_backend` argument is the only place to ask; no environment variable is read.
+    `requested` is what the caller made of four places, the first that says something wins: the keyword
+    `LLM(attention_backend=…)` (on the command line `--attention-backend`), the field of `EngineConfig`, the environment
+    variable LABKIT_ATTENTION_BACKEND, the automatic order. "auto" is something said: the automatic order, whatever the
+    places after it say. `labkit.llm` reads the variable, once per LLM; here nothing is read, and None is the automatic
+    order.
 
     Raises:
         BackendError: the requested backend cannot serve, or none can.

@@ -63,7 +63,7 @@ class TritonAttentionBackend(AttentionBackend):
         dtypes=("float32", "float16", "bfloat16"),
         head_sizes=(32, 256, 8),
         block_sizes=(16, 4096, 16),
-        device_types=("cuda", "cpu"),
+        device_types=("cuda", "rocm", "cpu"),
         min_capability=(7, 5),
         sliding_window=True,
         logits_soft_cap=True,

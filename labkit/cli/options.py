@@ -121,9 +121,11 @@ _HELP = {
     "dtype": f"one of {', '.join(DTYPES)}",
     "device": "auto, cpu or cuda",
     "seed": "of random weights and of sampling without a seed of its own",
-    "attention_backend": f"one of {', '.join(ATTENTION_BACKENDS)}, or auto",
+    "attention_backend": f"one of {', '.join(ATTENTION_BACKENDS)}, or auto; without this option the environment "
+    "variable LABKIT_ATTENTION_BACKEND decides, and without either the automatic order",
+    "flash_attn_version": "2, 3 or 4, or auto: the first usable one in the order that suits the GPU",
     "sdpa_kernel": f"torch's inner kernel, one of {', '.join(SDPA_KERNELS)}",
-    "block_size": "tokens per KV page",
+    "block_size": "tokens per KV page; without this option the backend decides",
     "gpu_memory_utilization": "share of the GPU's memory to use",
     "max_model_len": "longest context in tokens",
     "max_num_seqs": "requests per step at most",
@@ -158,12 +160,19 @@ def _reader(annotation: str) -> Callable[[str], Any]:
         return whole_list()
     if annotation.startswith("Sequence"):
         return words
-    read: Callable[[str], Any] = {"int": whole(), "float": real}.get(annotation.split(" |")[0], str)
+    kinds = annotation.split(" | ")
+    read: Callable[[str], Any] = {"int": whole(), "float": real}.get(kinds[0], str)
+    if "int" in kinds and "str" in kinds:
+        read = _whole_or_word
 
     def maybe(word: str) -> Any:
         return None if optional and word.casefold() == "none" and "CUDAGraphMode" not in annotation else read(word)
 
     return maybe
+
+
+def _whole_or_word(word: str) -> int | str:
+    return int(word) if word.isdecimal() else word
 
 
 def engine_config(args: argparse.Namespace, **defaults: Any) -> EngineConfig:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from labkit.attention.interface import AttentionCGSupport, AttentionSpec, Availability, Platform
+from labkit.attention.registry import platform_notes
 from labkit.attention.selector import Selection, select
 from labkit.config import CUDAGraphMode, EngineConfig, ModelConfig
 from labkit.errors import ConfigError
@@ -15,7 +16,7 @@ from labkit.graphs.sizes import DEFAULT_CAP, SM10X_CAP, check_capture_sizes, def
 
 #: Longest context when none is asked for. A lab rarely needs a model's full length, and every buffer scales with it.
 DEFAULT_BLOCK_SIZE = 16
-DEFAULT_MAX_MODEL_LEN = {"cuda": 8192, "cpu": 2048}
+DEFAULT_MAX_MODEL_LEN = {"cuda": 8192, "rocm": 8192, "cpu": 2048}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +86,7 @@ def resolve_dtype(asked: str, platform: Platform) -> tuple[str, list[str]]:
         )
     if asked != "auto":
         return asked, []
-    if platform.device_type != "cuda":
+    if platform.device_type == "cpu":
         return "float32", []
     if old:
         return "float16", [f"{platform.sm} has no bfloat16 arithmetic, so dtype='auto' means float16 here."]
@@ -113,6 +114,7 @@ def make_plan(
             f"model {model.name!r} was made for {model.max_position_embeddings} positions",
             f"Take {model.max_position_embeddings} or less.",
         )
+    assert not isinstance(config.flash_attn_version, str)  # EngineConfig has turned "auto" into None
     spec = AttentionSpec(
         num_heads=model.num_heads,
         num_kv_heads=model.num_kv_heads,
@@ -129,12 +131,22 @@ def make_plan(
         split_mixed_batches=config.split_mixed_batches,
         batch_invariant=config.batch_invariant,
     )
+    notes += platform_notes(platform)
     is_set = config.block_size is not None
-    selection = select(spec, platform, config.attention_backend, available, is_set)
+    asked_backend = None if config.attention_backend == "auto" else config.attention_backend
+    selection = select(spec, platform, asked_backend, available, is_set)
     candidate = selection.candidate(selection.selected)
-    spec = dataclasses.replace(spec, block_size=candidate.block_size)
     if not is_set and candidate.block_size != DEFAULT_BLOCK_SIZE:
         notes.append(f"block_size was not set, and {candidate.name} prefers pages of {candidate.block_size} tokens.")
+    if is_set and asked_backend is None:
+        better = select(spec, platform, None, available, block_size_is_set=False)
+        if better.selected != selection.selected:
+            size = better.candidate(better.selected).block_size
+            notes.append(
+                f"block_size={spec.block_size} excludes {better.selected}, which would be picked before "
+                f"{candidate.name}: leave block_size unset, or set it to {size}."
+            )
+    spec = dataclasses.replace(spec, block_size=candidate.block_size)
     assert candidate.tier is not None
     asked = config.cudagraph_mode if isinstance(config.cudagraph_mode, CUDAGraphMode) else None
     wanted, why = requested_mode(

@@ -82,7 +82,7 @@ def test_c21_a_misspelt_name_is_answered_with_the_closest(name: str, hint: str) 
 
 def test_c21_names_are_taken_in_any_case_and_auto_means_no_choice() -> None:
     assert EngineConfig(attention_backend="triton_attn").attention_backend == "TRITON_ATTN"
-    assert EngineConfig(attention_backend="auto").attention_backend is None
+    assert EngineConfig(attention_backend="AUTO").attention_backend == "auto"
 
 
 def test_c22_float32_goes_to_backends_that_have_it() -> None:
