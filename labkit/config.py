@@ -15,6 +15,8 @@ SDPA_KERNELS = ("auto", "math", "efficient", "flash", "cudnn")
 ATTENTION_BACKENDS = ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION", "XFORMERS", "TORCH_SDPA")
 KV_CACHE_LAYOUTS = ("NHD", "HND")
 FLASH_ATTN_VERSIONS = (2, 3, 4)  # None and "auto": the first usable one in the order that suits the GPU
+#: How a step is cut at attention: compiled in pieces, or captured eagerly with a break there.
+PIECEWISE_METHODS = ("compile", "break")
 COMPILATION_MODES = ("NONE", "STOCK_TORCH_COMPILE", "VLLM_COMPILE")
 
 
@@ -224,7 +226,7 @@ class EngineConfig:
     compilation_mode: str = "NONE"
     compile_sizes: Sequence[int] | None = None
     splitting_ops: Sequence[str] | None = None
-    piecewise_method: str = "compile"
+    piecewise_method: str | None = None
     # with their own chapters
     num_speculative_tokens: int = 0
     tensor_parallel_size: int = 1
@@ -251,6 +253,8 @@ class EngineConfig:
         self._check_choice("sdpa_kernel", SDPA_KERNELS)
         self._check_choice("compilation_mode", COMPILATION_MODES)
         self._check_choice("kv_cache_layout", KV_CACHE_LAYOUTS)
+        if self.piecewise_method is not None:
+            self._check_choice("piecewise_method", PIECEWISE_METHODS)
         if isinstance(self.flash_attn_version, str) and self.flash_attn_version.casefold() == "auto":
             object.__setattr__(self, "flash_attn_version", None)
         version = self.flash_attn_version
@@ -292,7 +296,7 @@ class EngineConfig:
     def _check_later_chapters(self) -> None:
         for field in (
             "num_speculative_tokens", "tensor_parallel_size", "quantization", "compilation_mode", "compile_sizes",
-            "splitting_ops", "piecewise_method", "kv_cache_dtype", "prefill_first",
+            "splitting_ops", "kv_cache_dtype", "prefill_first",
         ):  # fmt: skip
             value = getattr(self, field)
             if value != _default(field):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from labkit.errors import LabkitError
@@ -23,13 +23,18 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class ForwardContext:
-    """What attention needs during one forward pass. Caches are per layer, see `AttentionBackend.forward` for shapes."""
+    """What attention needs during one forward pass. Caches are per layer, see `AttentionBackend.forward` for shapes.
+
+    `break_at(layer, query, output)`, where given, is called in place of attention: whoever records the pass as segments
+    ends one there and begins the next.
+    """
 
     backend: AttentionBackend
     metadata: AttentionMetadata
     key_caches: Sequence[torch.Tensor]
     value_caches: Sequence[torch.Tensor]
     scale: float
+    break_at: Callable[[int, torch.Tensor, torch.Tensor], None] | None = None
 
 
 _current: ForwardContext | None = None
@@ -53,10 +58,21 @@ def layer_cache(layer: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def attend(layer: int, query: torch.Tensor, output: torch.Tensor) -> None:
-    """Attention of one layer whose K and V of this step are in the cache already; see `attention`."""
+    """Attention of one layer whose K and V of this step are in the cache already; see `attention`.
+
+    `query` may have more rows than the step has tokens (padding, between the segments of a piecewise step): attention
+    runs eagerly there and is spared them.
+    """
     context = _context()
+    if context.break_at is not None:
+        context.break_at(layer, query, output)
+        return
+    metadata = context.metadata
+    tokens = metadata.num_tokens
+    if query.shape[0] != tokens:
+        query, output = query[:tokens], output[:tokens]
     context.backend.forward(
-        query, context.key_caches[layer], context.value_caches[layer], output, context.metadata, scale=context.scale
+        query, context.key_caches[layer], context.value_caches[layer], output, metadata, scale=context.scale
     )
 
 

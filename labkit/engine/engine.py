@@ -299,7 +299,7 @@ class Engine:
             phases_us=phases,
             device_us=device_us,
             launches=self._launches.get((self.plan.backend_key, descriptor.mode.name, descriptor.size)),
-            graph_launches=int(descriptor.mode is CUDAGraphMode.FULL and not result.emulated),
+            graph_launches=result.graph_launches,
             emulated=result.emulated,
             num_cached_tokens=scheduled.num_cached_tokens,
             preempted=scheduled.preempted,

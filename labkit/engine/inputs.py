@@ -151,6 +151,7 @@ class StepInputs:
         if self._device is not self._host:
             self._device[: view.words].copy_(self._host[: view.words], non_blocking=True)
         metadata = view.metadata
+        metadata.num_tokens = num_tokens
         metadata.num_actual_reqs, metadata.num_actual_tokens = used, step.num_tokens
         metadata.max_query_len, metadata.max_seq_len = step.max_query_len, step.max_seq_len
         metadata.is_uniform_decode, metadata.for_graph = step.is_uniform_decode, False
@@ -194,6 +195,7 @@ class StepInputs:
             self._device[: view.words].copy_(self._host[: view.words], non_blocking=True)
             self._device_table[:num_reqs].copy_(self._host_table[:num_reqs], non_blocking=True)
         metadata = view.metadata
+        metadata.num_tokens = num_tokens
         metadata.num_actual_reqs, metadata.num_actual_tokens = num_reqs, num_tokens
         metadata.max_query_len, metadata.max_seq_len = max_query_len, max_seq_len
         metadata.is_uniform_decode, metadata.for_graph = max_query_len == 1, True

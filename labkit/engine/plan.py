@@ -155,7 +155,11 @@ def make_plan(
     backend = (
         f"{candidate.name}: {candidate.tier_reason}" if candidate.tier is AttentionCGSupport.NEVER else candidate.name
     )
-    mode, trail = resolve(wanted, candidate.tier, compiled=False, backend=backend)
+    compiled = config.compilation_mode == "VLLM_COMPILE"
+    method = config.piecewise_method or ("compile" if compiled else "break")
+    mode, trail = resolve(
+        wanted, candidate.tier, compiled and method == "compile", backend=backend, breakable=method == "break"
+    )
     sizes = capture_sizes(config, platform) if mode is not CUDAGraphMode.NONE else []
     resolved = config.replace(
         dtype=dtype, max_model_len=max_model_len, cudagraph_mode=mode, block_size=candidate.block_size

@@ -105,9 +105,13 @@ class ReconfigureReport:
 
 @dataclasses.dataclass(frozen=True)
 class CaptureRecord:
-    """One captured graph: mode, size in tokens, milliseconds and MiB it took."""
+    """What was captured for one size: mode, size in tokens, milliseconds and MiB it took, and how many graphs.
+
+    A FULL step is one graph, a PIECEWISE step one for each piece between attention calls.
+    """
 
     mode: str
     size: int
     ms: float
     mib: float
+    graphs: int = 1

@@ -14,12 +14,12 @@ import torch
 
 from labkit.attention.interface import AttentionBackend
 from labkit.attention.metadata import AttentionMetadata
-from labkit.attention.op import ForwardContext, forward_context
+from labkit.attention.op import ForwardContext, attend, forward_context
 from labkit.config import CUDAGraphMode as Mode
 from labkit.engine.inputs import StepInputs, StepView
 from labkit.engine.report import CaptureRecord
 from labkit.errors import CaptureError
-from labkit.graphs.capture import CapturedGraph, GraphCapturer
+from labkit.graphs.capture import BreakAt, CapturedGraph, GraphCapturer
 from labkit.graphs.dispatcher import BatchDescriptor, GraphDispatcher, GraphKey
 from labkit.models.decoder import Decoder
 from labkit.paging.kv_cache import KVCache
@@ -39,6 +39,7 @@ class ForwardResult:
     descriptor: BatchDescriptor
     phases_us: dict[str, float]
     emulated: bool
+    graph_launches: int
     events: tuple[torch.cuda.Event, torch.cuda.Event] | None
 
 
@@ -128,6 +129,8 @@ class Runner:
         return self.decoder.compute_logits(hidden[:num_reqs])
 
     def _capture(self, key: GraphKey) -> CapturedGraph:
+        if key.mode == "PIECEWISE":
+            return self._capture_segments(key)
         max_query_len = key.size // key.num_reqs if key.uniform else key.size
         view = self.inputs.fill_dummy(key.size, key.num_reqs, max_query_len, self.max_model_len)
         self.backend.prepare(view.metadata)
@@ -135,11 +138,31 @@ class Runner:
         metadata = dataclasses.replace(view.metadata)
         return self.capturer.capture(key.mode, key.size, lambda: self._forward(view, metadata), self._hidden)
 
-    def _forward(self, view: StepView, metadata: AttentionMetadata) -> torch.Tensor:
-        with forward_context(
-            ForwardContext(self.backend, metadata, self.kv.key_caches, self.kv.value_caches, self.scale)
-        ):
+    def _capture_segments(self, key: GraphKey) -> CapturedGraph:
+        """Attention stays outside: only token ids, positions and slots are baked in, at addresses that depend on the
+        number of tokens alone, so one capture serves any number of requests.
+        """
+        longest = min(key.size - key.num_reqs + 1, self.max_model_len)
+        view = self.inputs.fill_dummy(key.size, key.num_reqs, longest, longest)
+        view.metadata.for_graph = False
+        self.backend.prepare(view.metadata)
+        metadata = dataclasses.replace(view.metadata)
+
+        def forward(break_at: BreakAt | None) -> torch.Tensor:
+            if break_at is None:
+                return self.decoder.forward(view.token_ids, view.positions)
+            return self._forward(view, metadata, break_at)
+
+        return self.capturer.capture_segments(
+            key.size, lambda: self._forward(view, metadata), forward, attend, self._hidden
+        )
+
+    def _forward(self, view: StepView, metadata: AttentionMetadata, break_at: BreakAt | None = None) -> torch.Tensor:
+        with forward_context(self._context(metadata, break_at)):
             return self.decoder.forward(view.token_ids, view.positions)
+
+    def _context(self, metadata: AttentionMetadata, break_at: BreakAt | None = None) -> ForwardContext:
+        return ForwardContext(self.backend, metadata, self.kv.key_caches, self.kv.value_caches, self.scale, break_at)
 
     # --- one step --------------------------------------------------------------------------------------------------
 
@@ -156,7 +179,9 @@ class Runner:
         view = self.inputs.fill(step, descriptor.size, descriptor.num_reqs)
         t2 = clock()
         metadata = view.metadata
-        if graph is not None and descriptor.key is not None:
+        if descriptor.mode is Mode.PIECEWISE:
+            metadata.num_tokens = step.num_tokens
+        elif graph is not None and descriptor.key is not None:
             key = descriptor.key
             metadata.for_graph = True
             metadata.max_query_len = key.size // key.num_reqs if key.uniform else key.size
@@ -165,7 +190,11 @@ class Runner:
         t3 = clock()
         if self._events:
             self._events[0].record()
-        if graph is not None:
+        if graph is not None and descriptor.mode is Mode.PIECEWISE:
+            with forward_context(self._context(metadata)):
+                graph.replay()
+            hidden = graph.output
+        elif graph is not None:
             graph.replay()
             hidden = graph.output
         else:
@@ -176,7 +205,8 @@ class Runner:
         t4 = clock()
         phases["dispatch"], phases["inputs"] = (t1 - t0) * 1e6, (t2 - t1) * 1e6
         phases["prepare"], phases["launch"] = (t3 - t2) * 1e6, (t4 - t3) * 1e6
-        return ForwardResult(logits, descriptor, phases, graph is not None and graph.emulated, self._events)
+        emulated, launched = (graph.emulated, graph.num_graphs) if graph is not None else (False, 0)
+        return ForwardResult(logits, descriptor, phases, emulated, launched, self._events)
 
     def _logits(self, hidden: torch.Tensor, view: StepView, step: ScheduledStep) -> torch.Tensor:
         sampling = sum(item.samples for item in step.requests)

@@ -1,4 +1,4 @@
-"""Capturing and replaying whole forward passes: CUDA graphs, and their emulation where there is no CUDA.
+"""Capturing and replaying forward passes, whole or in segments: CUDA graphs, and their emulation without CUDA.
 
 Refuses to know the model: a graph is a callable over static buffers. The rules are the same on both: replay takes no
 tensor, so whoever rebinds an input instead of copying into it gets stale output on a CPU too.
@@ -19,6 +19,9 @@ import torch
 from labkit.engine.report import CaptureRecord
 from labkit.errors import CaptureError
 
+#: (layer, query, output): called in place of attention, or to run it.
+BreakAt = Callable[[int, torch.Tensor, torch.Tensor], None]
+
 
 @dataclasses.dataclass
 class CapturedGraph:
@@ -28,6 +31,11 @@ class CapturedGraph:
     output: torch.Tensor
     record: CaptureRecord
     emulated: bool
+
+    @property
+    def num_graphs(self) -> int:
+        """Graphs that one replay launches; 0 where they are emulated."""
+        return 0 if self.emulated else self.record.graphs
 
 
 @functools.cache
@@ -78,12 +86,7 @@ class GraphCapturer:
         Raises:
             CaptureError: called outside a session, or the capture failed; the cause is named and nothing is kept.
         """
-        if not self._open:
-            raise CaptureError(
-                f"capture of mode {mode}, size {size}",
-                "capturing is closed after start-up, since it would stall a running engine",
-                "Use LLM.reconfigure(cudagraph_capture_sizes=…), which opens it.",
-            )
+        self._check_open(mode, size)
         begin = time.perf_counter()
         static = output[:size]
         if self.emulated:
@@ -95,6 +98,79 @@ class GraphCapturer:
             mib = (torch.cuda.memory_reserved(self.device) - before) / 2**20
         record = CaptureRecord(mode, size, (time.perf_counter() - begin) * 1e3, mib)
         return CapturedGraph(graph, static, record, self.emulated)
+
+    def capture_segments(
+        self,
+        size: int,
+        warm_up: Callable[[], torch.Tensor],
+        forward: Callable[[BreakAt | None], torch.Tensor],
+        attend: BreakAt,
+        output: torch.Tensor,
+    ) -> CapturedGraph:
+        """Record a forward pass as one graph for each stretch between attention calls, its result in `output[:size]`.
+
+        The replay launches the graphs in turn and calls `attend(layer, query, output)` between them, eagerly, so that
+        attention sees the step's own lengths. That is a breakable graph: it needs no torch.compile.
+
+        Args:
+            size: tokens of the padded step.
+            warm_up: runs the whole pass once, eagerly, attention included.
+            forward: runs the pass and calls its argument in place of every attention; without one, it runs attention
+                in the context of the moment (the emulation's way).
+            attend: runs the attention of a layer in the context of the moment.
+
+        Raises:
+            CaptureError: as `capture`.
+        """
+        self._check_open("PIECEWISE", size)
+        begin = time.perf_counter()
+        static = output[:size]
+        if self.emulated:
+            counted: list[int] = []
+
+            def count(layer: int, query: torch.Tensor, out: torch.Tensor) -> None:
+                counted.append(layer)
+
+            forward(count)
+            replay, mib, graphs = self._emulate(lambda: forward(None), static), 0.0, len(counted) + 1
+        else:
+            before = torch.cuda.memory_reserved(self.device)
+            with self._explained("PIECEWISE", size):
+                self._warm(warm_up, static)
+                segments, calls = self._record_segments(forward, attend, static)
+            mib, graphs = (torch.cuda.memory_reserved(self.device) - before) / 2**20, len(segments)
+            replay = _in_turn(segments, calls)
+        record = CaptureRecord("PIECEWISE", size, (time.perf_counter() - begin) * 1e3, mib, graphs)
+        return CapturedGraph(replay, static, record, self.emulated)
+
+    def _record_segments(
+        self, forward: Callable[[BreakAt | None], torch.Tensor], attend: BreakAt, static: torch.Tensor
+    ) -> tuple[list[torch.cuda.CUDAGraph], list[Callable[[], None]]]:
+        assert self._stream is not None
+        graphs: list[torch.cuda.CUDAGraph] = []
+        breaks: list[tuple[int, torch.Tensor, torch.Tensor]] = []
+
+        def begin() -> None:
+            graphs.append(torch.cuda.CUDAGraph())
+            graphs[-1].capture_begin(pool=self._pool, capture_error_mode="thread_local")
+
+        def break_at(layer: int, query: torch.Tensor, out: torch.Tensor) -> None:
+            graphs[-1].capture_end()
+            breaks.append((layer, query, out))
+            begin()
+
+        with torch.cuda.stream(self._stream):
+            begin()
+            try:
+                static.copy_(forward(break_at))
+            except BaseException:
+                with contextlib.suppress(RuntimeError):  # the capture is broken already; the first error counts
+                    graphs[-1].capture_end()
+                raise
+            graphs[-1].capture_end()
+        # Held by address only: the pool may then give their memory to the next size, which never runs at the same time.
+        calls = [functools.partial(attend, layer, borrow(query), borrow(out)) for layer, query, out in breaks]
+        return graphs, calls
 
     @staticmethod
     def _emulate(forward: Callable[[], torch.Tensor], static: torch.Tensor) -> Callable[[], None]:
@@ -108,15 +184,35 @@ class GraphCapturer:
     ) -> Callable[[], None]:
         graph = torch.cuda.CUDAGraph()
         assert self._stream is not None
-        try:
-            # Kernels are compiled and loaded at their first launch, which is illegal inside a capture.
-            self._stream.wait_stream(torch.cuda.current_stream(self.device))
-            with torch.cuda.stream(self._stream):
-                static.copy_(forward())
-            self._stream.synchronize()
+        with self._explained(mode, size):
+            self._warm(forward, static)
             # thread_local: another thread of the notebook may launch or allocate meanwhile.
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 static.copy_(forward())
+        return graph.replay
+
+    def _warm(self, forward: Callable[[], torch.Tensor], static: torch.Tensor) -> None:
+        """Run once on the capture stream: kernels are compiled and loaded at first launch, illegal inside a capture."""
+        assert self._stream is not None
+        self._stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._stream):
+            static.copy_(forward())
+        self._stream.synchronize()
+
+    def _check_open(self, mode: str, size: int) -> None:
+        if not self._open:
+            raise CaptureError(
+                f"capture of mode {mode}, size {size}",
+                "capturing is closed after start-up, since it would stall a running engine",
+                "Use LLM.reconfigure(cudagraph_capture_sizes=…), which opens it.",
+            )
+
+    @staticmethod
+    @contextlib.contextmanager
+    def _explained(mode: str, size: int) -> Iterator[None]:
+        """Turn what CUDA says into a sentence that names the knob."""
+        try:
+            yield
         except torch.cuda.OutOfMemoryError as error:
             raise CaptureError(
                 f"capture of mode {mode}, size {size}",
@@ -129,7 +225,33 @@ class GraphCapturer:
                 f"an operation is not allowed in a graph ({_first_line(error)})",
                 "Set cudagraph_mode to NONE to run without graphs.",
             ) from error
-        return graph.replay
+
+
+def borrow(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor over the same device memory that does not keep it allocated. Same shape, strides and dtype."""
+    if not tensor.is_cuda:
+        return tensor
+    words = {1: "|u1", 2: "<u2", 4: "<u4", 8: "<u8"}
+    size = tensor.element_size()
+    # The interface knows no bfloat16, so the bits travel as integers; a dense run of them, to be viewed with strides.
+    span = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    interface = {"shape": (span,), "typestr": words[size], "data": (tensor.data_ptr(), False), "version": 3}
+    holder = type("Borrowed", (), {"__cuda_array_interface__": interface})()
+    flat = torch.as_tensor(holder, device=tensor.device).view(tensor.dtype)
+    return flat.as_strided(tensor.shape, tensor.stride())
+
+
+def _in_turn(graphs: list[torch.cuda.CUDAGraph], calls: list[Callable[[], None]]) -> Callable[[], None]:
+    *first, last = [graph.replay for graph in graphs]
+    pairs = list(zip(first, calls, strict=True))
+
+    def replay() -> None:
+        for segment, call in pairs:
+            segment()
+            call()
+        last()
+
+    return replay
 
 
 def _first_line(error: BaseException) -> str:

@@ -25,7 +25,10 @@ class GraphKey:
 
 @dataclasses.dataclass(frozen=True)
 class BatchDescriptor:
-    """How one step runs. `mode` is NONE, PIECEWISE or FULL; `size` is the number of tokens after padding."""
+    """How one step runs. `mode` is NONE, PIECEWISE or FULL; `size` is the number of tokens after padding.
+
+    `num_reqs` is padded under a FULL graph only: between the pieces of a PIECEWISE step attention runs eagerly.
+    """
 
     mode: Mode
     size: int
@@ -87,6 +90,7 @@ class GraphDispatcher:
         if key is None:
             out = BatchDescriptor(Mode.NONE, num_tokens, num_reqs)
         else:
-            out = BatchDescriptor(Mode[key.mode], key.size, key.num_reqs, key)
+            rows = key.num_reqs if key.mode == "FULL" else num_reqs
+            out = BatchDescriptor(Mode[key.mode], key.size, rows, key)
         self.hits[out.mode.name, out.size] += 1
         return out

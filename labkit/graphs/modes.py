@@ -42,13 +42,15 @@ def resolve(
     *,
     backend: str = "the backend",
     pooling: bool = False,
+    breakable: bool = False,
 ) -> tuple[Mode, list[str]]:
     """The mode that will run and the trail that led to it.
 
     Args:
         requested: what was asked for.
         tier: the minimum graph support over all attention layers.
-        compiled: whether the model is split into compiled pieces (PIECEWISE graphs need them).
+        compiled: whether the model is split into compiled pieces, one way to have PIECEWISE graphs.
+        breakable: whether a capture is broken at attention instead, the other way, which compiles nothing.
         query_len: tokens per request in a decode step (1 + speculative tokens).
         pooling: whether the model pools instead of generating; no step of it is a uniform decode.
 
@@ -65,8 +67,11 @@ def resolve(
 
     if pooling and mode.has_full():
         become(Mode.PIECEWISE, "a pooling model has no uniform decode step")
-    if not compiled:
-        become(mode.without_piecewise(), "PIECEWISE needs a model compiled in pieces, and it is not compiled")
+    if not compiled and not breakable:
+        become(
+            mode.without_piecewise(),
+            "PIECEWISE needs a model compiled in pieces or a capture broken at attention, and it has neither",
+        )
 
     if mode is Mode.FULL and tier is Tier.NEVER:
         raise ConfigError(
@@ -80,6 +85,7 @@ def resolve(
     lower = Mode.PIECEWISE if compiled else Mode.NONE
     if mode.has_full() and tier is Tier.NEVER:
         become(lower, f"{backend} (tier NEVER) cannot be captured")
+    lower = Mode.PIECEWISE if compiled or breakable else Mode.NONE
     if mode.has_full() and query_len > 1 and tier < Tier.UNIFORM_BATCH:
         become(lower, f"a decode step has {query_len} tokens per request, {backend} (tier {tier.name}) captures one")
     trail.append(f"resolved: {mode.name}")

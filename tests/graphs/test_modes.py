@@ -15,41 +15,48 @@ ALWAYS, BATCH, SINGLE, NEVER = Tier.ALWAYS, Tier.UNIFORM_BATCH, Tier.UNIFORM_SIN
 TIERS = (ALWAYS, BATCH, SINGLE, NEVER)
 ERROR = "ValueError"
 
-# (requested, compiled) → result per tier, for one token per request
+# (requested, cut) → result per tier, for one token per request. cut: "compiled" in pieces, a capture "broken" at
+# attention, or None.
 TABLE = {
-    ("NONE", True): ("NONE",) * 4,
-    ("NONE", False): ("NONE",) * 4,
-    ("PIECEWISE", True): ("PIECEWISE",) * 4,
-    ("PIECEWISE", False): ("NONE",) * 4,
-    ("FULL", True): ("FULL", "FULL_AND_PIECEWISE", "FULL_AND_PIECEWISE", ERROR),
-    ("FULL", False): ("FULL", "FULL_DECODE_ONLY", "FULL_DECODE_ONLY", ERROR),
-    ("FULL_DECODE_ONLY", True): ("FULL_DECODE_ONLY",) * 3 + ("PIECEWISE",),
-    ("FULL_DECODE_ONLY", False): ("FULL_DECODE_ONLY",) * 3 + ("NONE",),
-    ("FULL_AND_PIECEWISE", True): ("FULL_AND_PIECEWISE",) * 3 + ("PIECEWISE",),
-    ("FULL_AND_PIECEWISE", False): ("FULL_DECODE_ONLY",) * 3 + ("NONE",),
+    ("NONE", "compiled"): ("NONE",) * 4,
+    ("NONE", None): ("NONE",) * 4,
+    ("PIECEWISE", "compiled"): ("PIECEWISE",) * 4,
+    ("PIECEWISE", None): ("NONE",) * 4,
+    ("FULL", "compiled"): ("FULL", "FULL_AND_PIECEWISE", "FULL_AND_PIECEWISE", ERROR),
+    ("FULL", None): ("FULL", "FULL_DECODE_ONLY", "FULL_DECODE_ONLY", ERROR),
+    ("FULL_DECODE_ONLY", "compiled"): ("FULL_DECODE_ONLY",) * 3 + ("PIECEWISE",),
+    ("FULL_DECODE_ONLY", None): ("FULL_DECODE_ONLY",) * 3 + ("NONE",),
+    ("FULL_AND_PIECEWISE", "compiled"): ("FULL_AND_PIECEWISE",) * 3 + ("PIECEWISE",),
+    ("FULL_AND_PIECEWISE", None): ("FULL_DECODE_ONLY",) * 3 + ("NONE",),
+    ("NONE", "broken"): ("NONE",) * 4,
+    ("PIECEWISE", "broken"): ("PIECEWISE",) * 4,
+    ("FULL", "broken"): ("FULL", "FULL_DECODE_ONLY", "FULL_DECODE_ONLY", ERROR),
+    ("FULL_DECODE_ONLY", "broken"): ("FULL_DECODE_ONLY",) * 3 + ("NONE",),
+    ("FULL_AND_PIECEWISE", "broken"): ("FULL_AND_PIECEWISE",) * 3 + ("NONE",),
 }
+CUTS = {"compiled": {"compiled": True}, "broken": {"compiled": False, "breakable": True}, None: {"compiled": False}}
 
 
-@pytest.mark.parametrize(("requested", "compiled"), TABLE)
+@pytest.mark.parametrize(("requested", "cut"), TABLE)
 @pytest.mark.parametrize("tier", TIERS, ids=lambda t: t.name)
-def test_resolution_follows_the_table(requested: str, compiled: bool, tier: Tier) -> None:
-    expected = TABLE[requested, compiled][TIERS.index(tier)]
+def test_resolution_follows_the_table(requested: str, cut: str | None, tier: Tier) -> None:
+    expected = TABLE[requested, cut][TIERS.index(tier)]
     if expected == ERROR:
         with pytest.raises(ConfigError, match="cannot be captured"):
-            resolve(Mode[requested], tier, compiled)
+            resolve(Mode[requested], tier, **CUTS[cut])
         return
-    mode, trail = resolve(Mode[requested], tier, compiled)
+    mode, trail = resolve(Mode[requested], tier, **CUTS[cut])
     assert mode is Mode[expected]
     assert trail[0] == f"requested: {requested}" and trail[-1] == f"resolved: {expected}"
     assert (len(trail) > 2) == (expected != requested), "every change has a sentence, and nothing else does"
 
 
-@pytest.mark.parametrize(("compiled", "lower"), [(True, "PIECEWISE"), (False, "NONE")])
+@pytest.mark.parametrize(("cut", "lower"), [("compiled", "PIECEWISE"), ("broken", "PIECEWISE"), (None, "NONE")])
 @pytest.mark.parametrize("requested", ["FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"])
-def test_several_tokens_per_request_need_a_uniform_batch(requested: str, compiled: bool, lower: str) -> None:
-    assert resolve(Mode[requested], SINGLE, compiled, query_len=3)[0] is Mode[lower]
-    assert resolve(Mode[requested], BATCH, compiled, query_len=3)[0].has_full()
-    assert resolve(Mode[requested], SINGLE, compiled, query_len=1)[0].has_full()
+def test_several_tokens_per_request_need_a_uniform_batch(requested: str, cut: str | None, lower: str) -> None:
+    assert resolve(Mode[requested], SINGLE, **CUTS[cut], query_len=3)[0] is Mode[lower]
+    assert resolve(Mode[requested], BATCH, **CUTS[cut], query_len=3)[0].has_full()
+    assert resolve(Mode[requested], SINGLE, **CUTS[cut], query_len=1)[0].has_full()
 
 
 @pytest.mark.parametrize("requested", ["FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"])
