@@ -15,6 +15,8 @@ SDPA_KERNELS = ("auto", "math", "efficient", "flash", "cudnn")
 ATTENTION_BACKENDS = ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION", "XFORMERS", "TORCH_SDPA")
 KV_CACHE_LAYOUTS = ("NHD", "HND")
 FLASH_ATTN_VERSIONS = (2, 3, 4)  # None and "auto": the first usable one in the order that suits the GPU
+#: Operators that a compiled model can be cut at.
+SPLITTING_OPS = ("labkit::unified_attention_with_output",)
 #: How a step is cut at attention: compiled in pieces, or captured eagerly with a break there.
 PIECEWISE_METHODS = ("compile", "break")
 COMPILATION_MODES = ("NONE", "STOCK_TORCH_COMPILE", "VLLM_COMPILE")
@@ -223,7 +225,7 @@ class EngineConfig:
     max_cudagraph_capture_size: int | None = None
     enforce_eager: bool = False
     optimization_level: int | None = None
-    compilation_mode: str = "NONE"
+    compilation_mode: str | None = None
     compile_sizes: Sequence[int] | None = None
     splitting_ops: Sequence[str] | None = None
     piecewise_method: str | None = None
@@ -251,7 +253,9 @@ class EngineConfig:
                 )
         self._check_choice("dtype", DTYPES)
         self._check_choice("sdpa_kernel", SDPA_KERNELS)
-        self._check_choice("compilation_mode", COMPILATION_MODES)
+        if self.compilation_mode is not None:
+            self._check_choice("compilation_mode", COMPILATION_MODES)
+        self._check_compilation()
         self._check_choice("kv_cache_layout", KV_CACHE_LAYOUTS)
         if self.piecewise_method is not None:
             self._check_choice("piecewise_method", PIECEWISE_METHODS)
@@ -281,6 +285,33 @@ class EngineConfig:
             )
         self._check_later_chapters()
 
+    def _check_compilation(self) -> None:
+        if self.splitting_ops is not None:
+            object.__setattr__(self, "splitting_ops", tuple(self.splitting_ops))
+            for name in self.splitting_ops:
+                if name not in SPLITTING_OPS:
+                    raise ConfigError(
+                        f"splitting_ops={list(self.splitting_ops)!r}",
+                        f"{name!r} is no operator to split at",
+                        f"Take {list(SPLITTING_OPS)!r}, or an empty list for one piece.",
+                    )
+        if self.compile_sizes is not None:
+            sizes = tuple(self.compile_sizes)
+            object.__setattr__(self, "compile_sizes", sizes)
+            for size in sizes:
+                if not _is_int(size) or not 1 <= size <= self.max_num_batched_tokens:
+                    raise ConfigError(
+                        f"compile_sizes={list(sizes)!r}",
+                        f"{size!r} does not lie in 1…max_num_batched_tokens={self.max_num_batched_tokens}",
+                        "Name sizes that steps really have, such as 1.",
+                    )
+        if self.piecewise_method == "break" and self.compilation_mode == "VLLM_COMPILE":
+            raise ConfigError(
+                "piecewise_method='break' with compilation_mode='VLLM_COMPILE'",
+                "a broken capture records the model's own kernels, and nothing is compiled",
+                "Drop one of the two.",
+            )
+
     def _check_choice(self, field: str, options: Sequence[str]) -> None:
         value = getattr(self, field)
         if value not in options:
@@ -295,8 +326,8 @@ class EngineConfig:
 
     def _check_later_chapters(self) -> None:
         for field in (
-            "num_speculative_tokens", "tensor_parallel_size", "quantization", "compilation_mode", "compile_sizes",
-            "splitting_ops", "kv_cache_dtype", "prefill_first",
+            "num_speculative_tokens", "tensor_parallel_size", "quantization", "kv_cache_dtype",
+            "prefill_first",
         ):  # fmt: skip
             value = getattr(self, field)
             if value != _default(field):

@@ -40,6 +40,10 @@ class CaptureError(LabkitError, RuntimeError):
     """A graph could not be captured; the engine stays usable in a lower mode."""
 
 
+class CompileError(LabkitError, RuntimeError):
+    """The model could not be compiled; the engine stays usable without."""
+
+
 class LoadError(LabkitError, ValueError):
     """Weights or a tokenizer could not be loaded."""
 

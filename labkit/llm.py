@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from labkit.attention.interface import Availability, Platform
     from labkit.attention.selector import Selection
+    from labkit.engine.compiled import CompileReport
     from labkit.engine.engine import Engine
     from labkit.measure.launches import LaunchCount
 
@@ -151,6 +152,11 @@ class LLM:
     @property
     def capture_sizes(self) -> list[int]:
         return list(self.engine.plan.capture_sizes)
+
+    @property
+    def compile_report(self) -> CompileReport | None:
+        """How the code that runs now was compiled: pieces, kernels before and after fusion, times; None without."""
+        return self.engine.compile_report
 
     @property
     def capture_records(self) -> list[CaptureRecord]:

@@ -194,7 +194,7 @@ def make_row(
         batch=batch,
         context=context,
         query_len=reports[0].num_tokens // batch,
-        compile=config.compilation_mode,
+        compile=config.compilation_mode or "NONE",
         primed=primed,
         p10_ms=round(found.p10, 5),
         p50_ms=round(found.p50, 5),

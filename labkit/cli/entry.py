@@ -29,6 +29,7 @@ COMMANDS = {
     ),
     "modes": ("labkit.cli.rules", "which graph mode a request for one ends up as"),
     "sizes": ("labkit.cli.rules", "which sizes are captured, and what is padded to what"),
+    "split": ("labkit.cli.split", "a compiled model's pieces, which are the same code, and what fusion saves"),
     "bench": ("labkit.cli.measure", "time decode steps, eager and under graphs"),
     "bench attention": ("labkit.cli.measure", "time one backend's attention kernels"),
     "bench import": ("labkit.cli.measure", "time `import labkit`, and say what it loads"),

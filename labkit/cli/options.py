@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from labkit.config import ATTENTION_BACKENDS, DTYPES, SDPA_KERNELS, CUDAGraphMode, EngineConfig
+from labkit.config import ATTENTION_BACKENDS, COMPILATION_MODES, DTYPES, SDPA_KERNELS, CUDAGraphMode, EngineConfig
 from labkit.errors import LabkitError, did_you_mean
 
 
@@ -132,8 +132,16 @@ _HELP = {
     "max_num_batched_tokens": "tokens per step at most",
     "cudagraph_mode": f"one of {', '.join(CUDAGraphMode.__members__)}",
     "cudagraph_capture_sizes": "sizes to capture, in tokens, like 1,2,4,8",
-    "enforce_eager": "no graphs at all",
+    "enforce_eager": "no graphs and no compilation",
+    "compilation_mode": f"one of {', '.join(COMPILATION_MODES)}",
+    "compile_sizes": "numbers of tokens to compile for exactly, with autotuning, like 1,8",
+    "splitting_ops": "operators that a compiled model is cut at; an empty list for one piece",
+    "piecewise_method": "compile, or break: how a PIECEWISE step is cut at attention",
 }
+
+
+#: Fields where "NONE" is a value of its own, not the absence of one.
+_NONE_IS_A_MODE = ("cudagraph_mode", "compilation_mode")
 
 
 def add_engine_options(parser: Parser, leave_out: Sequence[str] = (), **defaults: Any) -> None:
@@ -151,7 +159,8 @@ def add_engine_options(parser: Parser, leave_out: Sequence[str] = (), **defaults
             group.add_argument(flag, dest=field.name, action=argparse.BooleanOptionalAction, help=text)
         else:
             meta = field.name.rsplit("_", 1)[-1].upper()
-            group.add_argument(flag, dest=field.name, type=_reader(annotation), metavar=meta, help=text)
+            reader = _reader(annotation.removesuffix(" | None") if field.name in _NONE_IS_A_MODE else annotation)
+            group.add_argument(flag, dest=field.name, type=reader, metavar=meta, help=text)
 
 
 def _reader(annotation: str) -> Callable[[str], Any]:
@@ -166,7 +175,7 @@ def _reader(annotation: str) -> Callable[[str], Any]:
         read = _whole_or_word
 
     def maybe(word: str) -> Any:
-        return None if optional and word.casefold() == "none" and "CUDAGraphMode" not in annotation else read(word)
+        return None if optional and word.casefold() == "none" else read(word)
 
     return maybe
 

@@ -10,7 +10,7 @@ import gc
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,7 +23,7 @@ from labkit.engine.plan import EnginePlan, make_plan
 from labkit.engine.report import CaptureRecord, ReconfigureReport, RequestOutput, StepReport, TokenLogprob, Usage
 from labkit.engine.runner import Runner
 from labkit.engine.sampler import Sampler
-from labkit.errors import CaptureError, LabkitError, RequestError
+from labkit.errors import CaptureError, CompileError, LabkitError, RequestError
 from labkit.graphs.dispatcher import GraphDispatcher
 from labkit.models.loader import LoadedModel
 from labkit.paging.block_pool import BlockPool
@@ -31,6 +31,9 @@ from labkit.paging.kv_cache import CPU_KV_BYTES, KVCache, num_blocks_that_fit
 from labkit.scheduling.request import Request, RequestStatus
 from labkit.scheduling.scheduler import Scheduler
 from labkit.scheduling.step import SchedulerLimits
+
+if TYPE_CHECKING:
+    from labkit.engine.compiled import CompiledModel, CompileReport
 
 Progress = Callable[[str, int, int, str], None]
 
@@ -73,6 +76,7 @@ class Engine:
         self.notes: list[str] = list(self.plan.notes)
         self._live: dict[str, _Live] = {}
         self._backends: dict[tuple[object, ...], Any] = {}
+        self._compiled: dict[tuple[object, ...], CompiledModel] = {}
         self._weight_bytes = model.decoder.num_bytes()
         self._launches: dict[tuple[object, str, int], int] = {}
         self._steps = 0
@@ -165,7 +169,8 @@ class Engine:
         return self._backends[key]
 
     def _use_plan(self) -> None:
-        """Point the runner at the plan's backend and sizes, and capture what is missing."""
+        """Point the runner at the plan's backend, code and sizes; compile and capture what is missing."""
+        self._compile()
         self._dispatch(self.plan.mode)
         try:
             self.runner.capture_missing(self.progress)
@@ -180,9 +185,29 @@ class Engine:
             )
             self._dispatch(CUDAGraphMode.NONE)
 
+    def _compile(self) -> None:
+        """Compile the model where the plan asks for it; a failure leaves the model's own kernels and a note."""
+        plan, key = self.plan, self.plan.compile_key
+        if plan.config.compilation_mode != "VLLM_COMPILE" or key in self._compiled:
+            return
+        from labkit.engine.compiled import compile_model  # imports the compiler, which takes seconds
+
+        try:
+            self._compiled[key] = compile_model(
+                self.model.decoder, plan.config.splitting_ops or (), plan.config.compile_sizes or (),
+                progress=self.progress,
+            )  # fmt: skip
+        except CompileError as error:
+            note = f"{error} The engine runs without compilation until then."
+            self.notes.append(note)
+            warnings.warn(note, stacklevel=2)
+            self.asked = self.asked.replace(compilation_mode="NONE", optimization_level=None)
+            self.plan = make_plan(self.asked, self.model.config, self.platform, self.available)
+
     def _dispatch(self, mode: CUDAGraphMode) -> None:
         dispatcher = GraphDispatcher(mode, self.plan.capture_sizes, self.plan.config.max_num_seqs)
-        self.runner.use(self._backend(), self.plan.backend_key, dispatcher)
+        compiled = self._compiled.get(self.plan.compile_key)
+        self.runner.use(self._backend(), self.plan.graph_key, dispatcher, compiled.forward if compiled else None)
 
     # --- requests --------------------------------------------------------------------------------------------------
 
@@ -298,7 +323,7 @@ class Engine:
             wall_ms=(end - begin) * 1e3,
             phases_us=phases,
             device_us=device_us,
-            launches=self._launches.get((self.plan.backend_key, descriptor.mode.name, descriptor.size)),
+            launches=self._launches.get((self.plan.graph_key, descriptor.mode.name, descriptor.size)),
             graph_launches=result.graph_launches,
             emulated=result.emulated,
             num_cached_tokens=scheduled.num_cached_tokens,
@@ -401,7 +426,12 @@ class Engine:
             if not self.pool.enable_prefix_caching:
                 self.pool.reset_prefix_cache()
         begin = time.perf_counter()
-        self._dispatch(plan.mode)
+        compiles = plan.config.compilation_mode == "VLLM_COMPILE" and plan.compile_key not in self._compiled
+        if compiles:
+            self._compile()
+            timings["compile"] = (time.perf_counter() - begin) * 1e3
+            begin = time.perf_counter()
+        self._dispatch(self.plan.mode)
         missing = len(self.runner.missing_graphs())
         self._use_plan()
         if missing:
@@ -472,9 +502,15 @@ class Engine:
 
     def note_launches(self, mode: str, size: int, launches: int) -> None:
         """Remember what the host starts per step of this (backend, mode, size), for `StepReport.launches`."""
-        self._launches[self.plan.backend_key, mode, size] = launches
+        self._launches[self.plan.graph_key, mode, size] = launches
 
     # --- what it costs ---------------------------------------------------------------------------------------------
+
+    @property
+    def compile_report(self) -> CompileReport | None:
+        """How the code that runs now was compiled; None where nothing is."""
+        found = self._compiled.get(self.plan.compile_key)
+        return found.report if found else None
 
     @property
     def capture_records(self) -> list[CaptureRecord]:

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from labkit.attention.interface import AttentionCGSupport, AttentionSpec, Availability, Platform
 from labkit.attention.registry import platform_notes
 from labkit.attention.selector import Selection, select
-from labkit.config import CUDAGraphMode, EngineConfig, ModelConfig
+from labkit.config import SPLITTING_OPS, CUDAGraphMode, EngineConfig, ModelConfig
 from labkit.errors import ConfigError
 from labkit.graphs.dispatcher import decode_sizes
-from labkit.graphs.modes import requested_mode, resolve
+from labkit.graphs.modes import requested_compilation, requested_mode, resolve
 from labkit.graphs.sizes import DEFAULT_CAP, SM10X_CAP, check_capture_sizes, default_capture_sizes
 
 #: Longest context when none is asked for. A lab rarely needs a model's full length, and every buffer scales with it.
@@ -51,6 +51,19 @@ class EnginePlan:
             config.split_mixed_batches,
             config.batch_invariant,
         )
+
+    @property
+    def compile_key(self) -> tuple[object, ...]:
+        """Everything that fixes the compiled code; None where nothing is compiled."""
+        config = self.config
+        if config.compilation_mode != "VLLM_COMPILE":
+            return (config.compilation_mode,)
+        return (config.compilation_mode, config.splitting_ops, config.compile_sizes)
+
+    @property
+    def graph_key(self) -> tuple[object, ...]:
+        """Everything but mode and size that a graph bakes in."""
+        return (*self.backend_key, *self.compile_key)
 
     @property
     def layout_key(self) -> tuple[object, ...]:
@@ -155,15 +168,27 @@ def make_plan(
     backend = (
         f"{candidate.name}: {candidate.tier_reason}" if candidate.tier is AttentionCGSupport.NEVER else candidate.name
     )
-    compiled = config.compilation_mode == "VLLM_COMPILE"
+    compilation, why_compiled = requested_compilation(
+        config.compilation_mode, enforce_eager=config.enforce_eager, optimization_level=config.optimization_level
+    )
+    if compilation == "STOCK_TORCH_COMPILE":
+        raise ConfigError(
+            "compilation_mode='STOCK_TORCH_COMPILE'",
+            "this version of labkit does not have that part yet",
+            "Take VLLM_COMPILE or NONE.",
+        )
+    compiled = compilation == "VLLM_COMPILE"
     method = config.piecewise_method or ("compile" if compiled else "break")
+    splitting_ops = SPLITTING_OPS if config.splitting_ops is None else tuple(config.splitting_ops)
     mode, trail = resolve(
-        wanted, candidate.tier, compiled and method == "compile", backend=backend, breakable=method == "break"
+        wanted, candidate.tier, compiled, backend=backend, split=bool(splitting_ops), breakable=method == "break"
     )
     sizes = capture_sizes(config, platform) if mode is not CUDAGraphMode.NONE else []
     resolved = config.replace(
-        dtype=dtype, max_model_len=max_model_len, cudagraph_mode=mode, block_size=candidate.block_size
-    )
+        dtype=dtype, max_model_len=max_model_len, cudagraph_mode=mode, block_size=candidate.block_size,
+        compilation_mode=compilation, piecewise_method=method, splitting_ops=splitting_ops,
+        compile_sizes=tuple(config.compile_sizes or ()),
+    )  # fmt: skip
     return EnginePlan(
         resolved,
         platform,
@@ -171,7 +196,7 @@ def make_plan(
         selection,
         candidate.tier,
         mode,
-        (*why, *trail[1:]),
+        (why_compiled, *why, *trail[1:]),
         tuple(sizes),
         max_model_len,
         dtype,

@@ -26,6 +26,7 @@ from labkit.paging.kv_cache import KVCache
 from labkit.scheduling.scheduler import ScheduledStep
 
 Progress = Callable[[str, int, int, str], None]
+Forward = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclasses.dataclass
@@ -62,7 +63,8 @@ class Runner:
         self.backend: AttentionBackend
         self.dispatcher: GraphDispatcher
         self.capturer = GraphCapturer(self.device)
-        self._backend_key: tuple[object, ...] = ()
+        self.model_forward: Forward = decoder.forward
+        self._key: tuple[object, ...] = ()
         self._graphs: dict[tuple[tuple[object, ...], GraphKey], CapturedGraph] = {}
         self.max_hidden_rows = max_hidden_rows
         self._hidden = torch.zeros(
@@ -74,13 +76,23 @@ class Runner:
 
     # --- what runs -------------------------------------------------------------------------------------------------
 
-    def use(self, backend: AttentionBackend, key: tuple[object, ...], dispatcher: GraphDispatcher) -> None:
-        """Switch backend and dispatcher. `key` names everything about the backend that a graph bakes in."""
-        self.backend, self._backend_key, self.dispatcher = backend, key, dispatcher
+    def use(
+        self,
+        backend: AttentionBackend,
+        key: tuple[object, ...],
+        dispatcher: GraphDispatcher,
+        forward: Forward | None = None,
+    ) -> None:
+        """Switch backend, dispatcher and forward pass. `key` names everything about them that a graph bakes in.
+
+        `forward(token_ids, positions)` is a compiled pass; None takes the model's own.
+        """
+        self.backend, self._key, self.dispatcher = backend, key, dispatcher
+        self.model_forward = forward or self.decoder.forward
 
     def missing_graphs(self) -> list[GraphKey]:
         """Graphs that the dispatcher may ask for and that are not captured yet, in capture order."""
-        return [key for key in self.dispatcher.capture_order() if (self._backend_key, key) not in self._graphs]
+        return [key for key in self.dispatcher.capture_order() if (self._key, key) not in self._graphs]
 
     def capture_missing(self, progress: Progress | None = None) -> list[CaptureRecord]:
         """Capture what is missing. On failure nothing of this call is kept, and the engine can run without graphs.
@@ -97,12 +109,12 @@ class Runner:
                     if progress:
                         progress("capturing", done, len(todo), f"{key.mode} size {key.size}")
                     graph = self._capture(key)
-                    self._graphs[self._backend_key, key] = graph
+                    self._graphs[self._key, key] = graph
                     made.append(key)
                     records.append(graph.record)
         except CaptureError:
             for key in made:
-                del self._graphs[self._backend_key, key]
+                del self._graphs[self._key, key]
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
             raise
@@ -112,7 +124,7 @@ class Runner:
 
     def records(self) -> list[CaptureRecord]:
         """One record per graph that the current dispatcher can hit, largest first."""
-        found = (self._graphs.get((self._backend_key, key)) for key in self.dispatcher.capture_order())
+        found = (self._graphs.get((self._key, key)) for key in self.dispatcher.capture_order())
         return [graph.record for graph in found if graph is not None]
 
     def drop_graphs(self) -> None:
@@ -150,7 +162,7 @@ class Runner:
 
         def forward(break_at: BreakAt | None) -> torch.Tensor:
             if break_at is None:
-                return self.decoder.forward(view.token_ids, view.positions)
+                return self.model_forward(view.token_ids, view.positions)
             return self._forward(view, metadata, break_at)
 
         return self.capturer.capture_segments(
@@ -159,7 +171,7 @@ class Runner:
 
     def _forward(self, view: StepView, metadata: AttentionMetadata, break_at: BreakAt | None = None) -> torch.Tensor:
         with forward_context(self._context(metadata, break_at)):
-            return self.decoder.forward(view.token_ids, view.positions)
+            return self.model_forward(view.token_ids, view.positions)
 
     def _context(self, metadata: AttentionMetadata, break_at: BreakAt | None = None) -> ForwardContext:
         return ForwardContext(self.backend, metadata, self.kv.key_caches, self.kv.value_caches, self.scale, break_at)
@@ -172,7 +184,7 @@ class Runner:
         clock, phases = time.perf_counter, {}
         t0 = clock()
         descriptor = self.dispatcher.dispatch(step.num_tokens, step.num_reqs, step.is_uniform_decode)
-        graph = self._graphs.get((self._backend_key, descriptor.key)) if descriptor.key else None
+        graph = self._graphs.get((self._key, descriptor.key)) if descriptor.key else None
         if graph is None and descriptor.mode is not Mode.NONE:
             descriptor = BatchDescriptor(Mode.NONE, step.num_tokens, step.num_reqs)
         t1 = clock()

@@ -169,7 +169,9 @@ class GraphCapturer:
                 raise
             graphs[-1].capture_end()
         # Held by address only: the pool may then give their memory to the next size, which never runs at the same time.
-        calls = [functools.partial(attend, layer, borrow(query), borrow(out)) for layer, query, out in breaks]
+        calls: list[Callable[[], None]] = [
+            functools.partial(attend, layer, borrow(query), borrow(out)) for layer, query, out in breaks
+        ]
         return graphs, calls
 
     @staticmethod

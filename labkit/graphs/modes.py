@@ -14,6 +14,22 @@ OPTIMIZATION_LEVELS = {0: Mode.NONE, 1: Mode.PIECEWISE, 2: Mode.FULL_AND_PIECEWI
 DEFAULT_MODE = Mode.FULL_AND_PIECEWISE
 
 
+def requested_compilation(mode: str | None, *, enforce_eager: bool, optimization_level: int | None) -> tuple[str, str]:
+    """The compilation mode that the configuration asks for, and why.
+
+    vLLM compiles by default; here only where it is asked for or the level is 1 or above, since the first compile of a
+    model takes many seconds and the lab is about seeing the difference.
+    """
+    if enforce_eager:
+        asked = f" (over {mode})" if mode not in (None, "NONE") else ""
+        return "NONE", f"enforce_eager is set: no compilation{asked}"
+    if mode is not None:
+        return mode, f"compilation_mode asks for {mode}"
+    if optimization_level:
+        return "VLLM_COMPILE", f"optimization level O{optimization_level} asks for VLLM_COMPILE"
+    return "NONE", "compilation was not asked for"
+
+
 def requested_mode(mode: Mode | None, *, enforce_eager: bool, optimization_level: int | None) -> tuple[Mode, list[str]]:
     """What the configuration asks for before any backend is known.
 
@@ -42,6 +58,7 @@ def resolve(
     *,
     backend: str = "the backend",
     pooling: bool = False,
+    split: bool = True,
     breakable: bool = False,
 ) -> tuple[Mode, list[str]]:
     """The mode that will run and the trail that led to it.
@@ -50,6 +67,7 @@ def resolve(
         requested: what was asked for.
         tier: the minimum graph support over all attention layers.
         compiled: whether the model is split into compiled pieces, one way to have PIECEWISE graphs.
+        split: whether a compiled model is cut at attention; without cuts (an empty `splitting_ops`) it is one piece.
         breakable: whether a capture is broken at attention instead, the other way, which compiles nothing.
         query_len: tokens per request in a decode step (1 + speculative tokens).
         pooling: whether the model pools instead of generating; no step of it is a uniform decode.
@@ -67,7 +85,11 @@ def resolve(
 
     if pooling and mode.has_full():
         become(Mode.PIECEWISE, "a pooling model has no uniform decode step")
-    if not compiled and not breakable:
+    if compiled and not split:
+        whole = {Mode.PIECEWISE: Mode.NONE, Mode.FULL_AND_PIECEWISE: Mode.FULL}
+        become(whole.get(mode, mode), "splitting_ops is empty, so the compiled model is one piece, attention inside")
+        compiled = False
+    elif not compiled and not breakable:
         become(
             mode.without_piecewise(),
             "PIECEWISE needs a model compiled in pieces or a capture broken at attention, and it has neither",

@@ -80,7 +80,7 @@ class Decoder:
         frequencies = rotary_frequencies(head_size, config.rope_theta, config.rope_scaling)
         self.cos_sin = rotary_table(config.max_position_embeddings, frequencies).to(self.device)
         # A layer ends with the norm that the next one begins with, so that it fuses with the residual addition.
-        self._norm_after = [layer.input_norm for layer in self.layers[1:]] + [self.norm]
+        self.norm_after = [layer.input_norm for layer in self.layers[1:]] + [self.norm]
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Hidden states after the final norm, `[num_tokens, hidden_size]`.
@@ -100,7 +100,7 @@ class Decoder:
             x = self._attention(index, layer, x, positions)
             x, residual = add_rms_norm(x, residual, layer.post_attention_norm, eps)
             x = F.linear(silu_and_mul(F.linear(x, layer.gate_up)), layer.down)
-            x, residual = add_rms_norm(x, residual, self._norm_after[index], eps)
+            x, residual = add_rms_norm(x, residual, self.norm_after[index], eps)
         return x
 
     __call__ = forward
@@ -126,6 +126,16 @@ class Decoder:
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """`[rows, hidden_size]` → `[rows, vocab_size]`, in the model's dtype."""
         return F.linear(hidden, self.lm_head)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Every tensor that a forward pass reads beside its arguments, whole, under a name of its own."""
+        found = {"embed_tokens": self.embed_tokens, "norm": self.norm, "cos_sin": self.cos_sin}
+        for index, layer in enumerate(self.layers):
+            for field in dataclasses.fields(layer):
+                tensor = getattr(layer, field.name)
+                if tensor is not None:
+                    found[f"layers.{index}.{field.name}"] = tensor
+        return found
 
     def checkpoint_views(self) -> dict[str, torch.Tensor]:
         """Every weight under its Hugging Face name, as a view into the fused matrices: writing to it loads."""
