@@ -93,7 +93,7 @@ def test_capture_while_another_thread_launches(name: str) -> None:
     try:
         launched.wait(30)
         with LLM("tiny-llama", **SMALL, attention_backend=name) as llm:
-            assert llm.cudagraph_mode.name == "FULL_DECODE_ONLY", llm.mode_trail
+            assert llm.cudagraph_mode.name == "FULL_AND_PIECEWISE", llm.mode_trail
             ours, _ = teach(llm, prompts(4), 6)
     finally:
         stop.set()
