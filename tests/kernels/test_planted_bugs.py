@@ -32,6 +32,7 @@ BUGS = {
         "page = tl.load(block_row_ptr + (keys + BLOCK_N) // PAGE",
         "page = tl.load(block_row_ptr + keys // PAGE",
     ),
+    "no mask on the diagonal": ("// BLOCK_N * BLOCK_N))", "// BLOCK_N * BLOCK_N + BLOCK_N))"),
     "window one key too wide": ("> row_pos[:, None] - WINDOW", ">= row_pos[:, None] - WINDOW"),
     "soft cap dropped": ("if SOFT_CAP:", "if False:"),
     "sum not rescaled": ("total = total * alpha + tl.sum(p, 1)", "total = total + tl.sum(p, 1)"),

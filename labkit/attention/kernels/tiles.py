@@ -104,6 +104,18 @@ def choose_num_splits(
     return max(1, min(splits, tiles, limit, MAX_SPLITS))
 
 
+def fixed_ranges(max_model_len: int, block_n: int, requested: int) -> tuple[int, int]:
+    """(splits, tiles of keys in each) that no batch has a say in: equal ranges of positions up to the longest context.
+
+    A row then finds every key in the same split whatever else is in its tile. The price: a request much shorter than
+    `max_model_len` has its keys in the first splits only. One split has no range, (1, 0).
+    """
+    tiles = max(1, -(-max_model_len // block_n))
+    splits = max(1, min(requested, tiles, MAX_SPLITS))
+    per_split = -(-tiles // splits)
+    return (-(-tiles // per_split), per_split) if splits > 1 else (1, 0)
+
+
 def scratch_rows(num_heads: int, num_kv_heads: int, num_sms: int, max_num_seqs: int, requested: int = 0) -> int:
     """Rows (token × head × split) of partial results to preallocate; `choose_num_splits` is limited by it.
 
