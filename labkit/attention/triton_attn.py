@@ -33,6 +33,7 @@ from labkit.attention.kernels.tiles import (
     choose_num_splits,
     choose_tile,
     fixed_ranges,
+    has_interior_loop,
     query_tiles,
     scratch_rows,
     shared_memory_limit,
@@ -284,9 +285,7 @@ class TritonAttentionBackend(AttentionBackend):
         if window is not None and window < 1:
             raise BackendError("TRITON_ATTN", f"sliding_window={window} keeps no key", "It must be at least 1.")
         split = plan.splits > 1
-        # A tile that one batch masks and another does not would be two programs whose rounding may differ. A decode has
-        # one masked tile among few, and waits for memory anyway.
-        interior = window is None and not plan.one_token and not spec.batch_invariant
+        interior = has_interior_loop(tile, plan.one_token, window, spec.batch_invariant)
         precision = "ieee" if spec.dtype == "float32" else "tf32"
         sink_dtype = query.dtype if sinks is None else sinks.dtype
         attend = paged.paged_attention_kernel.variant(

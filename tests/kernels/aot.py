@@ -16,7 +16,7 @@ import tempfile
 from typing import Any
 
 from labkit.attention.kernels import paged
-from labkit.attention.kernels.tiles import Tile, choose_tile, shared_memory_limit
+from labkit.attention.kernels.tiles import Tile, choose_tile, has_interior_loop, shared_memory_limit
 from labkit.launch import Kernel, next_power_of_2
 from labkit.models import kernels as model_kernels
 from labkit.paging import cache_write
@@ -61,7 +61,7 @@ def attention(
         **strides("OUT", num_heads * size, size, 56),
         NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_SIZE=size, HEAD_PADDED=next_power_of_2(size),
         PAGE=page, WINDOW=window, SOFT_CAP=soft_cap, SINKS=sinks, WRITE_LSE=lse, ONE_TOKEN=one_token, MAX_REQS=256,
-        SPLIT=split, FIXED_RANGES=split and invariant, INTERIOR=not (one_token or window or invariant),
+        SPLIT=split, FIXED_RANGES=split and invariant, INTERIOR=has_interior_loop(tile, one_token, window, invariant),
         BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, PRECISION="ieee" if dtype == "fp32" else "tf32",
     )  # fmt: skip
     types = dict(

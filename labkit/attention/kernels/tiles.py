@@ -83,6 +83,16 @@ def query_tiles(tile: Tile, group: int, num_tokens: int, num_reqs: int, max_quer
     return (num_reqs if max_query_len <= 1 else num_tokens // block_q + num_reqs), head_tiles
 
 
+def has_interior_loop(tile: Tile, one_token: bool, window: int | None, batch_invariant: bool) -> bool:
+    """Whether tiles of keys that every row sees get a loop of their own without masks.
+
+    A decode has one masked tile among few and waits for memory; small tiles are those of unrolled products, which two
+    loops would push out of the registers. A tile that one batch masks and another does not would be two programs whose
+    rounding may differ, so a batch-invariant kernel has one loop.
+    """
+    return tile.block_m > 16 and not one_token and not window and not batch_invariant
+
+
 def choose_num_splits(
     programs: int, num_sms: int, max_seq_len: int, block_n: int, requested: int = 0, limit: int = MAX_SPLITS
 ) -> int:
