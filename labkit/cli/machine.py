@@ -148,17 +148,15 @@ def _backend_table(data: dict[str, Any]) -> str:
         out.append(text + ("   ← selected" if row["name"] == data["selected"] else ""))
         if row["usable"] and row.get("tier_reason"):
             out += _wrapped(row["tier_reason"], "      ")
-        shown = set()
+        for condition in row["conditions"]:
+            out += _condition(condition, "      ")
         for version in row.get("versions", ()):
             label = f"{'FA' if row['name'] == 'FLASH_ATTN' else 'version '}{version['version']}"
             word = "yes" if version["usable"] else "no"
             out += _wrapped(f"{label}  {word:3}  {version['provider']}".rstrip(), "      ", "               ")
             for condition in version["conditions"]:
-                out += _condition(condition, "           ")
-                shown.add(str(condition))
-        for condition in row["conditions"]:
-            if str(condition) not in shown:
-                out += _condition(condition, "      ")
+                if condition not in row["conditions"]:  # what holds for all of them is said once
+                    out += _condition(condition, "           ")
     if any(row["order"] is None for row in rows):
         out += ["", *_wrapped("-: never picked by itself, only by an explicit choice", " ")]
     return "\n".join(out)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from labkit import LLM, EngineConfig
 from labkit.attention import registry
-from labkit.attention.interface import AttentionCGSupport, AttentionSpec, Availability, Platform, Provider
+from labkit.attention.interface import AttentionCGSupport, AttentionSpec, Availability, Platform, Provider, Reason
 from labkit.attention.kernels.tiles import choose_tile
 from labkit.attention.sdpa import TorchSDPABackend
 from labkit.attention.selector import select
@@ -150,6 +150,7 @@ def test_flash_attn_version_takes_auto_and_three_numbers() -> None:
 
 WRITTEN = [name for name, target in registry.BACKENDS.items() if target is not None]
 CAPABILITIES = [(7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (11, 0), (12, 0), (12, 1), (13, 0)]
+SETTINGS = {f.name for f in dataclasses.fields(EngineConfig)}
 PAGES = (1, 8, 16, 24, 32, 48, 64, 128, 256, 512, 768, 1024, 8192)
 
 platforms = st.sampled_from(
@@ -187,23 +188,27 @@ availabilities = st.none() | st.builds(
 
 @pytest.mark.parametrize("name", WRITTEN)
 @given(spec=specs, platform=platforms, available=availabilities)
-@settings(max_examples=400)
+@settings(max_examples=300)
 def test_setting_the_named_field_removes_exactly_that_reason(
     name: str, spec: AttentionSpec, platform: Platform, available: Availability | None
 ) -> None:
     backend = registry.load(name)
-    reasons = backend.why_not(spec, platform, available)
-    engine_fields = {f.name for f in dataclasses.fields(EngineConfig)}
-    for i, reason in enumerate(reasons):
-        assert reason.condition and not reason.condition.endswith("."), reason
-        if reason.field is None:
-            continue
-        assert reason.field in engine_fields, f"{reason.field} is no setting"
-        EngineConfig(**{reason.field: reason.value})
-        assert getattr(spec, reason.field) != reason.value, f"{reason} is what is set already"
-        mended = dataclasses.replace(spec, **{reason.field: reason.value})
-        left = backend.why_not(mended, platform, available)
-        assert left == reasons[:i] + reasons[i + 1 :], f"after {reason.field}={reason.value!r}"
+
+    def answers(spec: AttentionSpec) -> dict[int | None, list[Reason]]:
+        """The backend's reasons under None, and those of each of its versions."""
+        versions = {v.version: list(v.reasons) for v in backend.versions(spec, platform, available)}
+        return {None: backend.why_not(spec, platform, available), **versions}
+
+    for who, reasons in answers(spec).items():
+        for i, reason in enumerate(reasons):
+            assert reason.condition and not reason.condition.endswith("."), reason
+            if reason.field is None:
+                continue
+            assert reason.field in SETTINGS, f"{reason.field} is no setting"
+            EngineConfig(**{reason.field: reason.value})
+            assert getattr(spec, reason.field) != reason.value, f"{reason} is what is set already"
+            left = answers(dataclasses.replace(spec, **{reason.field: reason.value}))[who]
+            assert left == reasons[:i] + reasons[i + 1 :], f"{who}: after {reason.field}={reason.value!r}"
 
 
 @pytest.mark.parametrize("name", WRITTEN)
