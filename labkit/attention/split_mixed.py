@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from labkit.attention.interface import AttentionBackend, AttentionCGSupport, KernelPlan
+from labkit.attention.interface import AttentionBackend, AttentionCGSupport, AttentionSpec, KernelPlan
 
 if TYPE_CHECKING:
     import torch
@@ -134,6 +134,12 @@ class SplitMixedBatches(AttentionBackend):
             for plan in part.backend.describe(part.metadata):
                 out.append(dataclasses.replace(plan, note=f"{name}; {plan.note}" if plan.note else name))
         return out
+
+
+def make_backend(cls: type[AttentionBackend], spec: AttentionSpec, device: torch.device) -> AttentionBackend:
+    """An instance of `cls` for `spec`; two under one wrapper where mixed batches are to be split."""
+    backend = cls(spec, device)
+    return SplitMixedBatches(backend, cls(spec, device)) if spec.split_mixed_batches else backend
 
 
 def _aligned(rows: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ import torch
 
 from labkit.attention import registry
 from labkit.attention.interface import Availability, Platform
-from labkit.attention.split_mixed import SplitMixedBatches
+from labkit.attention.split_mixed import make_backend
 from labkit.config import CUDAGraphMode, EngineConfig, SamplingParams
 from labkit.engine.detokenizer import Detokenizer
 from labkit.engine.inputs import StepInputs
@@ -163,10 +163,7 @@ class Engine:
         """The plan's backend; instances are kept, since their buffers are baked into graphs."""
         key = (self.plan.backend_key, self.plan.layout_key)
         if key not in self._backends:
-            cls, spec = registry.load(self.plan.backend), self.plan.spec
-            backend = cls(spec, self.device)
-            if spec.split_mixed_batches:
-                backend = SplitMixedBatches(backend, cls(spec, self.device))
+            backend = make_backend(registry.load(self.plan.backend), self.plan.spec, self.device)
             backend.warm_up(self.progress)
             self._backends[key] = backend
         return self._backends[key]

@@ -101,13 +101,13 @@ def attend_tile(
         acc, m, total, page = attend_keys(
             acc, m, total, page, q, row_pos, block_row_ptr, k_head_ptr, v_head_ptr, first_key, end_key, lo, edge,
             scale_log2, soft_cap, K_STRIDE_PAGE, K_STRIDE_TOKEN, V_STRIDE_PAGE, V_STRIDE_TOKEN,
-            PAGE, HEAD_SIZE, HEAD_PADDED, WINDOW, SOFT_CAP, BLOCK_N, PRECISION, MASKED=False,
+            PAGE, HEAD_SIZE, HEAD_PADDED, WINDOW, SOFT_CAP, BLOCK_N, PRECISION, False,
         )  # fmt: skip
         lo = edge
     acc, m, total, page = attend_keys(
         acc, m, total, page, q, row_pos, block_row_ptr, k_head_ptr, v_head_ptr, first_key, end_key, lo, hi,
         scale_log2, soft_cap, K_STRIDE_PAGE, K_STRIDE_TOKEN, V_STRIDE_PAGE, V_STRIDE_TOKEN,
-        PAGE, HEAD_SIZE, HEAD_PADDED, WINDOW, SOFT_CAP, BLOCK_N, PRECISION, MASKED=True,
+        PAGE, HEAD_SIZE, HEAD_PADDED, WINDOW, SOFT_CAP, BLOCK_N, PRECISION, True,
     )  # fmt: skip
     return acc, m, total
 
