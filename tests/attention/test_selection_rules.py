@@ -127,7 +127,7 @@ def test_a_page_size_that_excludes_a_better_backend_is_named() -> None:
     hopper = registry.platform_for_gpu("H200")
     best = make_plan(EngineConfig(), MODEL, hopper)
     plan = make_plan(EngineConfig(block_size=24), MODEL, hopper)
-    assert plan.backend == "TORCH_SDPA", "it is the one that takes any size"
+    assert plan.backend != best.backend, "whose pages are multiples of 16"
     (note,) = [n for n in plan.notes if "block_size=24" in n]
     assert f"excludes {best.backend}" in note and f"set it to {best.spec.block_size}" in note
     assert not make_plan(EngineConfig(block_size=best.spec.block_size), MODEL, hopper).notes
@@ -207,8 +207,13 @@ def test_setting_the_named_field_removes_exactly_that_reason(
             assert reason.field in SETTINGS, f"{reason.field} is no setting"
             EngineConfig(**{reason.field: reason.value})
             assert getattr(spec, reason.field) != reason.value, f"{reason} is what is set already"
-            left = answers(dataclasses.replace(spec, **{reason.field: reason.value}))[who]
-            assert left == reasons[:i] + reasons[i + 1 :], f"{who}: after {reason.field}={reason.value!r}"
+            left, kept = answers(dataclasses.replace(spec, **{reason.field: reason.value}))[who], [*reasons]
+            del kept[i]
+            if who is not None and reason.field != "flash_attn_version":
+                # A version outside the automatic order says so only when nothing else speaks against it.
+                left = [r for r in left if r.field != "flash_attn_version"]
+                kept = [r for r in kept if r.field != "flash_attn_version"]
+            assert left == kept, f"{who}: after {reason.field}={reason.value!r}"
 
 
 @pytest.mark.parametrize("name", WRITTEN)
