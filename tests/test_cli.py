@@ -667,6 +667,23 @@ def test_doctor_answers_without_torch(user_env) -> None:
     assert len(backends["backends"]) == 6
 
 
+def test_c26_broken_packages_are_told_apart_and_each_with_its_own_error(user_env, tmp_path) -> None:
+    """flash-attn-4 alone: a namespace `flash_attn` without FA2 in it. Beside it a build for another torch."""
+    cute = tmp_path / "flash_attn" / "cute"
+    cute.mkdir(parents=True)
+    (cute / "__init__.py").write_text("import cutlass_that_is_missing\n")
+    (tmp_path / "flash_attn_interface.py").write_text("raise ImportError('fa3.so: undefined symbol: _ZN3c10')\n")
+    env = {**user_env, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
+    done = process(env, "backends", "--json")
+    assert done.returncode == 0, done.stderr
+    data = json.loads(done.stdout)
+    check_backends(data)
+    text = " | ".join(r for b in data["backends"] if b["name"] == "FLASH_ATTN" for r in b["reasons"])
+    assert "ImportError: fa3.so: undefined symbol: _ZN3c10" in text
+    assert "ModuleNotFoundError: No module named 'cutlass_that_is_missing'" in text, "FA4's dependency, not FA4"
+    assert "No module named 'flash_attn.flash_attn_interface'" in text, "the namespace is there and FA2 is not"
+
+
 def test_a_closed_pipe_is_no_traceback(user_env) -> None:
     done = subprocess.run(
         ["bash", "-c", f"{sys.executable} -m labkit.cli sizes --max-num-seqs 1024 --json | head -c 5"],
