@@ -14,7 +14,7 @@ from labkit.attention.interface import AttentionCGSupport, AttentionSpec, Availa
 from labkit.attention.kernels.tiles import choose_tile
 from labkit.attention.sdpa import TorchSDPABackend
 from labkit.attention.selector import select
-from labkit.config import SDPA_KERNELS, ModelConfig
+from labkit.config import ATTENTION_BACKENDS, SDPA_KERNELS, ModelConfig
 from labkit.engine.plan import make_plan, resolve_dtype
 from labkit.errors import BackendError, ConfigError
 from labkit.llm import BACKEND_VARIABLE
@@ -261,6 +261,12 @@ def test_what_each_gpu_picks(gpu: str) -> None:
     assert {c.name for c in selection.candidates} == set(registry.BACKENDS), "six rows everywhere"
 
 
+def test_the_registry_has_the_names_that_the_config_takes() -> None:
+    assert tuple(registry.BACKENDS) == ATTENTION_BACKENDS
+    for name in WRITTEN:
+        assert registry.load(name).capabilities.name == name
+
+
 def test_c20_sm_12x_is_not_sm_10x() -> None:
     """ "major >= 10" would send consumer Blackwell, and cards nobody has seen, to data-centre kernels."""
     for capability in CAPABILITIES:
@@ -302,6 +308,8 @@ def test_c22_what_takes_float32_and_what_is_told_about_bfloat16(name: str, gpu: 
 
 #: Page sizes each backend takes on an H200 with everything installed, of those in case C23.
 TAKES = {
+    "FLASH_ATTN": {16, 32, 48, 64, 256, 768},
+    "FLASHINFER": {8, 16, 24, 32, 48, 64, 256, 768},
     "TRITON_ATTN": {16, 32, 48, 64, 256, 768},
     "TORCH_SDPA": {1, 8, 16, 24, 32, 48, 64, 256, 768},
 }
