@@ -19,7 +19,7 @@ from labkit.engine.plan import make_plan, resolve_dtype
 from labkit.errors import BackendError, ConfigError
 from labkit.llm import BACKEND_VARIABLE
 
-MODEL = ModelConfig("m", 512, 64, 128, 2, 4, 2, 32, 4096)
+MODEL = ModelConfig("m", 512, 256, 512, 2, 4, 2, 64, 4096)
 SMALL = {"device": "cpu", "max_model_len": 64, "max_num_seqs": 2, "max_num_batched_tokens": 64, "enforce_eager": True}
 
 
@@ -311,6 +311,7 @@ TAKES = {
     "FLASH_ATTN": {16, 32, 48, 64, 256, 768},
     "FLASHINFER": {8, 16, 24, 32, 48, 64, 256, 768},
     "TRITON_ATTN": {16, 32, 48, 64, 256, 768},
+    "FLEX_ATTENTION": {16, 32, 48, 64, 256, 768},
     "TORCH_SDPA": {1, 8, 16, 24, 32, 48, 64, 256, 768},
 }
 
