@@ -314,17 +314,18 @@ class TorchVarlen(Kernels):
         super().__init__({*lacks, "logits_soft_cap", "sinks"})
         import torch
 
-        library = importlib.import_module(self.module)
-        function: Any = getattr(library, "varlen_attn", None)
-        into: Any = getattr(library, "varlen_attn_out", None)
-        takes = set(inspect.signature(function).parameters) if function and into else set()
-        for argument in ("block_table", "seqused_k", "enable_gqa", "num_splits"):
-            if argument not in takes:
-                raise _Lacking(
-                    f"torch {torch.__version__} reads no pages: its varlen_attn has no {argument}, torch 2.13's has"
-                )
-        self._attend, self._attend_into, self._lse = function, into, library.AuxRequest(lse=True)
+        missing = {"block_table", "seqused_k", "num_splits"} - _arguments_of_torch_flash()
+        if missing:
+            names = ", ".join(sorted(missing))
+            raise _Lacking(f"torch {torch.__version__} reads no pages: its kernels take no {names}, torch 2.13's do")
+        self._functions: tuple[Any, Any, Any] | None = None
         self._starts: dict[int, torch.Tensor] = {}
+
+    def _load(self) -> tuple[Any, Any, Any]:
+        """The module brings in all of torch.compile, seconds of it, so it is loaded for the first call only."""
+        library = importlib.import_module(self.module)
+        self._functions = library.varlen_attn, library.varlen_attn_out, library.AuxRequest(lse=True)
+        return self._functions
 
     def prepare(self, spec: AttentionSpec, metadata: AttentionMetadata) -> Plan:
         return Plan(
@@ -339,22 +340,23 @@ class TorchVarlen(Kernels):
         value_cache: torch.Tensor, output: torch.Tensor, scale: float, window: int | None, soft_cap: float | None,
         sinks: torch.Tensor | None, want_lse: bool,
     ) -> torch.Tensor | None:  # fmt: skip
+        attend, attend_into, with_lse = self._functions or self._load()
         places = (
             query, key_cache, value_cache, metadata.query_start_loc, plan.cu_seqlens_k, plan.max_query_len,
             plan.max_seq_len,
         )  # fmt: skip
         options: dict[str, Any] = {
             "scale": scale, "enable_gqa": True, "seqused_k": metadata.seq_lens, "block_table": plan.block_table,
-            "num_splits": plan.num_splits or None, "return_aux": self._lse if want_lse else None,
+            "num_splits": plan.num_splits or None, "return_aux": with_lse if want_lse else None,
         }  # fmt: skip
         if plan.one_token and window is None and query.shape[1] > key_cache.shape[2]:
             # With one row there is nothing to mask, and without a mask the kernel packs a group's heads into one tile.
             # On that path it writes a copy of a result that it was given, so it must make its own.
-            result = self._attend(*places, window_size=(-1, -1), **options)
+            result = attend(*places, window_size=(-1, -1), **options)
             output.copy_(result[0] if want_lse else result)
         else:
             left = -1 if window is None else window - 1
-            result = self._attend_into(output, *places, window_size=(left, 0), **options)
+            result = attend_into(output, *places, window_size=(left, 0), **options)
         return result[1] if want_lse else None
 
     def bare(
@@ -363,8 +365,9 @@ class TorchVarlen(Kernels):
     ) -> Callable[[], Any]:  # fmt: skip
         plan, window = self.prepare(spec, metadata), spec.sliding_window
         packs = plan.one_token and window is None
+        attend, _, _ = self._functions or self._load()
         return functools.partial(
-            self._attend, query, key_cache, value_cache, metadata.query_start_loc, plan.cu_seqlens_k,
+            attend, query, key_cache, value_cache, metadata.query_start_loc, plan.cu_seqlens_k,
             plan.max_query_len, plan.max_seq_len, scale=scale, enable_gqa=True, seqused_k=metadata.seq_lens,
             block_table=metadata.block_table, num_splits=plan.num_splits or None,
             window_size=(-1, -1) if packs else (-1 if window is None else window - 1, 0),
@@ -570,6 +573,12 @@ def _gpu() -> tuple[torch.device, tuple[int, int]] | None:
     if not torch.cuda.is_available() or torch.version.hip is not None:
         return None
     return torch.device("cuda", torch.cuda.current_device()), torch.cuda.get_device_capability()
+
+
+def _arguments_of_torch_flash() -> set[str]:
+    import torch
+
+    return {a.name for a in torch.ops.aten._flash_attention_forward.default._schema.arguments}
 
 
 def _package(adapter: type[Kernels]) -> str:

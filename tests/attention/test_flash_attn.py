@@ -629,6 +629,9 @@ def test_decodes_equal_dense_attention(
         assert_attention_close(batch, out)
         assert torch.allclose(lse.double(), dense_attention(batch)[1], atol=1e-4)
     assert len(fake.calls) == 2, "one call for the batch"
+    if adapter is TorchVarlen and heads != (4, 4):
+        masks = [call["window_size"] for call in fake.calls]
+        assert masks == [(-1, -1)] * 2, "without a mask the heads of a group share a tile"
 
 
 def test_c09_requests_without_tokens_are_skipped(
@@ -785,6 +788,29 @@ def test_fa3_pins_its_splits_under_a_graph_and_leaves_them_to_the_library_otherw
                 it.forward(batch.query, batch.key_cache, batch.value_cache, output, metadata, scale=batch.scale)
                 assert fake.schedules[-1]["num_splits"] == fake.calls[-1]["num_splits"] == splits
                 assert [p.num_splits for p in it.describe(metadata)] == [splits or 1] * (2 if splits > 1 else 1)
+
+
+@pytest.mark.parametrize("name", ["FA3 operator", "FA2 torch", "FA2 package"])
+def test_a_row_of_a_graph_without_keys_is_zero(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """There the host knows no lengths: what the libraries answer themselves must be right, up to the LSE's sign."""
+    adapter, make = ADAPTED[name]
+    with make().installed(monkeypatch):
+        batch = sample(adapter, [1, 1], [0, 40])
+        it, metadata = backend(monkeypatch, adapter, batch), captured(batch, 512, 1)
+        output, lse = torch.empty_like(batch.query), torch.full(batch.query.shape[:2], math.nan)
+        it.prepare(metadata)
+        it.forward(batch.query, batch.key_cache, batch.value_cache, output, metadata, scale=batch.scale, lse=lse)
+        assert (output[0] == 0).all() and torch.isneginf(lse[0]).all() and torch.isfinite(lse[1]).all()
+
+
+def test_fa3_sees_no_longer_context_than_the_batch_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes the page table's width for the longest context when it chooses a number of splits."""
+    with FakeFA3().installed(monkeypatch) as fake:
+        batch = sample(FlashAttn3, [1, 1], [30, 40])
+        it = backend(monkeypatch, FlashAttn3, batch)
+        for metadata, keys in ((batch.metadata(max_blocks=256), 48), (captured(batch, 4096, 1), 4096)):
+            it.prepare(metadata)
+            assert fake.schedules[-1]["max_seqlen_k"] == keys
 
 
 def test_fa3_keeps_one_schedule_per_captured_shape(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -983,14 +1009,16 @@ def test_fa3_is_not_probed_where_it_has_no_kernels(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.usefixtures("bare")
 def test_a_torch_that_reads_no_pages_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch 2.11 has varlen_attn without a page table."""
-
-    def varlen_attn(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, return_aux=None, scale=None):
-        raise AssertionError
-
-    monkeypatch.setattr(importlib.import_module(TorchVarlen.module), "varlen_attn", varlen_attn)
+    """torch 2.11 has varlen_attn, over kernels without a page table."""
+    monkeypatch.setattr(providers, "_arguments_of_torch_flash", lambda: {"query", "seqused_k"})
     mine = found()[TorchVarlen.module]
-    assert not mine.usable and "its varlen_attn has no block_table, torch 2.13's has" in mine.reason
+    assert not mine.usable and "its kernels take no block_table, num_splits, torch 2.13's do" in mine.reason
+
+
+def test_torchs_own_kernels_are_found_by_the_arguments_they_have() -> None:
+    real = providers._arguments_of_torch_flash()
+    paged = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
+    assert ({"block_table", "seqused_k", "num_splits"} <= real) == paged
 
 
 @pytest.mark.usefixtures("bare")
