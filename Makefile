@@ -26,8 +26,8 @@ help: ## list the targets
 setup: ## make .venv and fetch the default model; the first half of lab and test
 	@$(call install,)
 
-lab: ## set up, then open JupyterLab on the first notebook
-	@$(call install,--model-optional)
+lab: ## set up (with a GPU: its attention libraries too), then open JupyterLab on the first notebook
+	@$(call install,--model-optional --gpu-extra)
 	@PATH="$(CURDIR)/.venv/bin:$$PATH" exec .venv/bin/jupyter-lab $$([ "$$(id -u)" != 0 ] || echo --allow-root) \
 		--ServerApp.root_dir="$(CURDIR)" --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(ARGS)
 

@@ -26,6 +26,8 @@ if INTERPRETING:
     os.environ.setdefault("TRITON_INTERPRET", "1")
 os.environ.setdefault("TRITON_CACHE_DIR", str(ROOT / ".cache" / "triton"))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# A choice that the user made for other work decides nothing here.
+os.environ.pop("LABKIT_ATTENTION_BACKEND", None)
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from labkit.attention.interface import Availability
+from labkit.attention.registry import BACKENDS
 from labkit.cli import entry, main, options
+from labkit.cli.machine import driver_advice, system_advice
 from labkit.config import EngineConfig, SamplingParams
 from labkit.measure.recordings import Recording, load
 
@@ -98,7 +101,11 @@ MHA = {"FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION", "XFORMERS", 
 def check_backends(data: dict) -> None:
     assert {b["name"] for b in data["backends"]} == MHA
     for b in data["backends"]:
-        assert b["usable"] is (not b["reasons"])
+        for answer in [b, *b.get("versions", [])]:
+            assert answer["usable"] is (not answer["reasons"])
+            assert len(answer["conditions"]) == len(answer["reasons"])
+        for version in b.get("versions", []):
+            assert set(version) == {"version", "provider", "usable", "reasons", "conditions"}
         assert b["tier"] in (None, "NEVER", "UNIFORM_SINGLE_TOKEN_DECODE", "UNIFORM_BATCH", "ALWAYS")
     orders = [b["order"] for b in data["backends"] if b["order"] is not None]
     assert orders == list(range(1, len(orders) + 1))
@@ -110,38 +117,113 @@ def test_backends_here(capsys) -> None:
     check_backends(data)
     assert (data["selected"], data["dtype"], data["block_size"], data["gpu"]) == ("TORCH_SDPA", "float32", 16, "cpu")
     assert data["model"] == "tiny-llama"
-    unwritten = {b["name"]: b["reasons"] for b in data["backends"] if not b["usable"]}
-    assert "no adapter" in unwritten["FLASHINFER"][0]
+    assert [b["name"] for b in data["backends"] if b["order"]] == ["TORCH_SDPA"], "the only one tried on a CPU"
+    refused = {b["name"]: b["reasons"] for b in data["backends"] if not b["usable"]}
+    assert refused["FLASHINFER"] and refused["FLASH_ATTN"]
 
 
 @pytest.mark.parametrize(
-    ("gpu", "first", "selected", "dtype"),
+    ("gpu", "first", "installed", "dtype"),
     [
         ("T4", "FLASH_ATTN", "TORCH_SDPA", "float16"),
+        ("A100", "FLASH_ATTN", "TRITON_ATTN", "bfloat16"),
+        ("l4", "FLASH_ATTN", "TRITON_ATTN", "bfloat16"),
+        ("H100", "FLASH_ATTN", "TRITON_ATTN", "bfloat16"),
         ("h200", "FLASH_ATTN", "TRITON_ATTN", "bfloat16"),
         ("B200", "FLASHINFER", "TRITON_ATTN", "bfloat16"),
-        ("RTX 5090", "FLASH_ATTN", "TRITON_ATTN", "bfloat16"),
+        ("RTX5090", "FLASH_ATTN", "TRITON_ATTN", "bfloat16"),
+        ("MI300X", "TRITON_ATTN", "TRITON_ATTN", "bfloat16"),
+        ("cpu", "TORCH_SDPA", "TORCH_SDPA", "float32"),
     ],
 )
-def test_backends_on_another_gpu(capsys, gpu, first, selected, dtype) -> None:
+def test_backends_on_another_gpu(capsys, monkeypatch, gpu, first, installed, dtype) -> None:
+    monkeypatch.setenv("LABKIT_ATTENTION_BACKEND", "XFORMERS")
     code, data, _ = run(capsys, "backends", "--gpu", gpu, "--model", "llama-3.1-8b")
     assert code == 0
     check_backends(data)
-    assert (data["backends"][0]["name"], data["selected"], data["dtype"]) == (first, selected, dtype)
+    assert (data["backends"][0]["name"], data["dtype"]) == (first, dtype)
+    assert data["selected"] == next(b["name"] for b in data["backends"] if b["usable"])
     assert data["assumes_installed"] is True
-    code, data, _ = run(capsys, "backends", "--gpu", gpu, "--installed")
+    assert data["requested"] is None, "this process's environment says nothing about another machine"
+    assert ("never run" in " ".join(data["notes"])) == (gpu == "MI300X")
+
+    here = {name: Availability(name in ("TRITON_ATTN", "TORCH_SDPA"), "ImportError: that") for name in MHA}
+    monkeypatch.setattr("labkit.llm.find_backends", lambda *args: here)
+    code, data, _ = run(capsys, "backends", "--gpu", gpu, "--model", "llama-3.1-8b", "--installed")
     assert code == 0 and data["assumes_installed"] is False
+    check_backends(data)
+    assert data["selected"] == installed
+    for b in data["backends"]:
+        if BACKENDS[b["name"]] and b["name"] not in ("TRITON_ATTN", "TORCH_SDPA"):
+            assert b["reasons"][0].startswith("ImportError: that; "), "the real error comes first"
+
+
+@pytest.mark.parametrize("gpu", ["T4", "H200", "B200", "MI300X", "cpu"])
+def test_backends_in_words_fit_100_columns(capsys, gpu) -> None:
+    _, data, _ = run(capsys, "backends", "--gpu", gpu, "--block-size", "24", "--num-splits", "4")
+    code, out, _ = say(capsys, "backends", "--gpu", gpu, "--block-size", "24", "--num-splits", "4")
+    assert code == 0 and max(map(len, out.splitlines())) <= 100
+    text = " ".join(out.split())
+    for row in data["backends"]:
+        assert row["name"] in out
+        for answer in [row, *row.get("versions", [])]:
+            for condition in answer["conditions"]:
+                assert f"x {condition['condition']}" in text
+                assert f"→ {condition['remedy']}" in text
+        for version in row.get("versions", []):
+            assert f"FA{version['version']} {'yes' if version['usable'] else 'no'}" in text
+    assert out.count("← selected") == (data["selected"] is not None)
+    assert f"selected: {data['selected'] or 'none'}" in out
+
+
+def test_the_environment_asks_for_a_backend_and_the_option_goes_before_it(capsys, monkeypatch) -> None:
+    monkeypatch.setenv("LABKIT_ATTENTION_BACKEND", "triton_attn")
+    words = ["backends", "--device", "cpu", "--model", "tiny-llama"]
+    _, data, _ = run(capsys, *words)
+    assert (data["requested"], data["requested_by"]) == ("TRITON_ATTN", "LABKIT_ATTENTION_BACKEND")
+    assert "LABKIT_ATTENTION_BACKEND asks for" in say(capsys, *words)[1]
+    _, data, _ = run(capsys, *words, "--attention-backend", "torch_sdpa")
+    assert (data["selected"], data["requested_by"]) == ("TORCH_SDPA", "--attention-backend")
+    _, data, _ = run(capsys, *words, "--attention-backend", "auto")
+    assert (data["selected"], data["requested"], data["requested_by"]) == ("TORCH_SDPA", None, None)
+    monkeypatch.setenv("LABKIT_ATTENTION_BACKEND", "TRITON_ATN")
+    code, data, _ = run(capsys, *words)
+    assert code == 2 and "LABKIT_ATTENTION_BACKEND='TRITON_ATN'" in data["error"]["what"]
+    assert "Did you mean 'TRITON_ATTN'" in data["error"]["try"]
+    assert run(capsys, "generate", *TINY, "--prompt", "x")[0] == 2
+    assert run(capsys, *words, "--attention-backend", "auto")[0] == 0, "nobody asks the environment then"
+
+
+def test_backends_help_says_who_decides(capsys) -> None:
+    text = " ".join(say(capsys, "backends", "--help")[1].split())
+    assert "LABKIT_ATTENTION_BACKEND" in text
+    for gpu in ("T4", "A100", "L4", "H100", "H200", "B200", "RTX5090", "MI300X", "cpu"):
+        assert gpu in text
+
+
+def test_backends_take_every_setting_without_insisting_on_one_backend(capsys) -> None:
+    words = ["--kv-cache-layout", "HND", "--flash-attn-version", "auto", "--split-mixed-batches", "--batch-invariant"]
+    words += ["--sdpa-kernel", "math", "--num-splits", "2", "--cudagraph-mode", "FULL"]
+    code, data, _ = run(capsys, "backends", "--gpu", "H200", *words)
+    assert code == 0
+    check_backends(data)
+    assert any("batch_invariant" in r for b in data["backends"] for r in b["reasons"])
 
 
 def test_backends_with_an_explicit_choice_that_cannot_serve_select_nothing(capsys) -> None:
     code, data, _ = run(capsys, "backends", "--attention-backend", "flashinfer", "--device", "cpu")
-    assert code == 0 and data["selected"] is None
+    assert code == 0 and data["selected"] is None and data["requested"] == "FLASHINFER"
+    out = say(capsys, "backends", "--attention-backend", "flashinfer", "--device", "cpu")[1]
+    assert "selected: none; --attention-backend asks for FLASHINFER, which cannot serve (usable: TORCH_SDPA)" in out
     check_backends(data)
 
 
 def test_backends_take_the_page_size_into_account(capsys) -> None:
     code, data, _ = run(capsys, "backends", "--gpu", "H200", "--block-size", "32", "--dtype", "float32")
     assert code == 0 and (data["block_size"], data["dtype"]) == (32, "float32")
+    code, data, _ = run(capsys, "backends", "--gpu", "H200", "--block-size", "20")
+    assert data["selected"] == next(b["name"] for b in data["backends"] if b["usable"])
+    assert "block_size=20 excludes" in " ".join(data["notes"])
 
 
 def test_doctor(capsys) -> None:
@@ -161,15 +243,69 @@ def test_doctor(capsys) -> None:
 def test_doctor_names_what_is_missing(capsys, monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("LABKIT_CACHE", str(tmp_path))
     monkeypatch.setattr("labkit.cli.machine.gpu_driver", lambda: "580.1")
-    monkeypatch.setattr("labkit.cli.machine.find_gpus", lambda: ([], "", False))
+    monkeypatch.setattr("labkit.cli.machine.find_gpus", lambda: ([], "", None))
     code, data, _ = run(capsys, "doctor")
     assert code == 0
     text = " ".join(data["advice"])
     assert "driver (580.1) but torch" in text and "install a CUDA build" in text
     assert "python -m labkit.models.fetch" in text
     old = [{"name": "T4", "capability": "7.5", "memory_mib": 15000, "multiprocessors": 40}]
-    monkeypatch.setattr("labkit.cli.machine.find_gpus", lambda: (old, "", True))
+    monkeypatch.setattr("labkit.cli.machine.find_gpus", lambda: (old, "", "13.0"))
     assert "no bfloat16" in " ".join(run(capsys, "doctor")[1]["advice"])
+    monkeypatch.setattr("labkit.cli.machine.find_gpus", lambda: ([], "", "13.0"))
+    assert "CUDA_VISIBLE_DEVICES" in " ".join(run(capsys, "doctor")[1]["advice"])
+    monkeypatch.setattr("labkit.cli.machine.gpu_driver", lambda: "570.86.10")
+    text = " ".join(run(capsys, "doctor")[1]["advice"])
+    assert "CUDA_VISIBLE_DEVICES" not in text, "the driver is the cause"
+    assert "570.86.10" in text and "built for CUDA 13.0" in text and "580 or newer" in text
+
+
+@pytest.mark.parametrize(
+    ("driver", "cuda", "words"),
+    [
+        ("580.159.03", "13.0", ()),
+        ("595.10", "13.5", ()),
+        ("700.1", "14.0", ()),  # neither is in the table: nothing to say
+        ("575.51.03", "13.0", ("came with CUDA 12.9", "sees no GPU", "580 or newer")),
+        ("535.54", "13.0", ("came with CUDA 12.2", "sees no GPU", "580 or newer")),
+        ("440.33", "12.8", ("before 11.0", "525 or newer")),
+        ("535.54", "12.8", ("came with CUDA 12.2", "It runs", "570 or newer")),
+        ("580.65.06", "13.5", ("came with CUDA 13.0", "It runs", "590 or newer")),
+        ("570.1", "12.8", ()),
+        ("570.1", "12.6", ()),
+        (None, "13.0", ()),
+        ("580.1", None, ()),
+        ("strange", "13.0", ()),
+    ],
+)
+def test_a_driver_too_old_for_torch_is_named(driver, cuda, words) -> None:
+    text = driver_advice(driver, cuda)
+    assert bool(text) == bool(words)
+    for word in words:
+        assert word in text
+
+
+def test_other_systems_are_told_what_they_get() -> None:
+    assert "TORCH_SDPA" in system_advice("Darwin", "24.1.0")[0] and "Triton" in system_advice("Darwin", "24.1.0")[0]
+    assert "WSL 2" in system_advice("Windows", "11")[0]
+    assert "driver of Windows" in system_advice("Linux", "6.6.87.2-microsoft-standard-WSL2")[0]
+    assert system_advice("Linux", "6.8.0-generic") == []
+
+
+def test_doctor_lists_the_attention_packages(capsys, monkeypatch, tmp_path) -> None:
+    for name, version, module in (
+        ("flashinfer_python", "0.6.12", "flashinfer"),
+        ("flash_attn_4", "4.0.0b36", "flash_attn"),
+        ("tokenspeed_fa3", "3.0.0", "flash_attn_interface"),
+    ):
+        info = tmp_path / f"{name}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        (info / "top_level.txt").write_text(f"{module}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    packages = run(capsys, "doctor")[1]["packages"]
+    assert (packages["flashinfer-python"], packages["flash-attn-4"]) == ("0.6.12", "4.0.0b36")
+    assert packages["flash_attn_interface"] == "tokenspeed_fa3 3.0.0" and "flash-attn" not in packages
 
 
 # --- generate ------------------------------------------------------------------------------------------------------
@@ -366,7 +502,7 @@ def test_bad_arguments_are_sentences_with_exit_code_2(capsys, words, what, why, 
 def test_a_backend_that_cannot_serve_is_a_failure_with_its_reasons(capsys) -> None:
     code, data, _ = run(capsys, "generate", *TINY, "--prompt", "x", "--attention-backend", "XFORMERS")
     assert code == 1
-    assert "no adapter" in data["error"]["why"] and "Usable here" in data["error"]["try"]
+    assert data["error"]["why"] and "Usable here" in data["error"]["try"]
 
 
 @pytest.mark.parametrize("error", [RuntimeError("the sky fell"), KeyboardInterrupt(), MemoryError()])
@@ -527,7 +663,25 @@ def test_doctor_answers_without_torch(user_env) -> None:
     sdpa = next(b for b in doctor["backends"] if b["name"] == "TORCH_SDPA")
     assert not sdpa["usable"] and "No module named 'torch'" in sdpa["reasons"][0]
     assert doctor["selected"] is None and doctor["gpus"] == []
-    assert backends["selected"] == "TRITON_ATTN"
+    assert backends["selected"] == next(b["name"] for b in backends["backends"] if b["usable"])
+    assert len(backends["backends"]) == 6
+
+
+def test_c26_broken_packages_are_told_apart_and_each_with_its_own_error(user_env, tmp_path) -> None:
+    """flash-attn-4 alone: a namespace `flash_attn` without FA2 in it. Beside it a build for another torch."""
+    cute = tmp_path / "flash_attn" / "cute"
+    cute.mkdir(parents=True)
+    (cute / "__init__.py").write_text("import cutlass_that_is_missing\n")
+    (tmp_path / "flash_attn_interface.py").write_text("raise ImportError('fa3.so: undefined symbol: _ZN3c10')\n")
+    env = {**user_env, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
+    done = process(env, "backends", "--json")
+    assert done.returncode == 0, done.stderr
+    data = json.loads(done.stdout)
+    check_backends(data)
+    text = " | ".join(r for b in data["backends"] if b["name"] == "FLASH_ATTN" for r in b["reasons"])
+    assert "ImportError: fa3.so: undefined symbol: _ZN3c10" in text
+    assert "ModuleNotFoundError: No module named 'cutlass_that_is_missing'" in text, "FA4's dependency, not FA4"
+    assert "No module named 'flash_attn.flash_attn_interface'" in text, "the namespace is there and FA2 is not"
 
 
 def test_a_closed_pipe_is_no_traceback(user_env) -> None:

@@ -9,8 +9,8 @@ from labkit.errors import ConfigError, did_you_mean
 
 #: name → "module:class", or None where this version of labkit has only the name.
 BACKENDS: dict[str, str | None] = {
-    "FLASH_ATTN": None,
-    "FLASHINFER": None,
+    "FLASH_ATTN": "labkit.attention.flash_attn:FlashAttentionBackend",
+    "FLASHINFER": "labkit.attention.flashinfer:FlashInferBackend",
     "TRITON_ATTN": "labkit.attention.triton_attn:TritonAttentionBackend",
     "FLEX_ATTENTION": None,
     "XFORMERS": None,

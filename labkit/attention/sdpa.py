@@ -47,6 +47,7 @@ class TorchSDPABackend(AttentionBackend):
         head_sizes=(1, 1024, 1),
         block_sizes=(1, 4096, 1),
         device_types=("cuda", "rocm", "cpu"),
+        kv_layouts=("NHD", "HND"),
         sliding_window=True,
     )
 
@@ -137,7 +138,7 @@ class TorchSDPABackend(AttentionBackend):
     ) -> None:
         import torch
 
-        rows, (block_size, kv_heads, head_size) = metadata.num_reqs, key_cache.shape[1:]
+        rows, (block_size, kv_heads) = metadata.num_reqs, key_cache.shape[1:3]
         blocks = max(1, math.ceil(metadata.max_seq_len / block_size))
         table = metadata.block_table[:rows, :blocks]
         lens = metadata.seq_lens[:rows]
@@ -147,8 +148,9 @@ class TorchSDPABackend(AttentionBackend):
             visible &= position >= lens[:, None] - window
         # What lies beyond a request's length is whatever the page held before, NaN included, and 0 · NaN is NaN.
         hidden = ~visible[:, :, None, None]
-        keys = key_cache[table].view(rows, -1, kv_heads, head_size).masked_fill_(hidden, 0)
-        values = value_cache[table].view(rows, -1, kv_heads, head_size).masked_fill_(hidden, 0)
+        # Pages of HND leave the gather as they lie in memory; flattening copies them once more.
+        keys = key_cache[table].flatten(1, 2).masked_fill_(hidden, 0)
+        values = value_cache[table].flatten(1, 2).masked_fill_(hidden, 0)
         # The query heads of a group become rows of one query, so no key is copied per head.
         grouped = query[:rows].unflatten(1, (kv_heads, -1))
         attended = self._sdpa(grouped, keys.transpose(1, 2), values.transpose(1, 2), visible[:, None, None, :], scale)
@@ -184,8 +186,8 @@ class TorchSDPABackend(AttentionBackend):
                     lse[first:last].fill_(-math.inf)
                 continue
             pages = metadata.block_table[row, : math.ceil(length / block_size)]
-            keys = key_cache[pages].view(-1, kv_heads, head_size)[:length].transpose(0, 1)[None]
-            values = value_cache[pages].view(-1, kv_heads, head_size)[:length].transpose(0, 1)[None]
+            keys = key_cache[pages].flatten(0, 1)[:length].transpose(0, 1)[None]
+            values = value_cache[pages].flatten(0, 1)[:length].transpose(0, 1)[None]
             q = query[first:last]
             if self.spec.sdpa_kernel == "flash":
                 attended = self._flash(q, keys, values, scale)

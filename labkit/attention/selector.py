@@ -14,6 +14,7 @@ from labkit.attention.interface import (
     Reason,
     VersionAnswer,
 )
+from labkit.attention.split_mixed import lowered_tier
 from labkit.errors import BackendError, ConfigError, did_you_mean
 
 
@@ -76,6 +77,8 @@ def candidates(
             mend = "install it" if missing else "mend its installation"
             reasons = [Reason(status.reason, f"{mend}, or pick another backend"), *reasons]
         tier, why = cls.graph_support(asked, platform, status)
+        if asked.split_mixed_batches:
+            tier, why = lowered_tier(tier, why)
         versions = cls.versions(asked, platform, status)
         out.append(Candidate(name, not reasons, tuple(reasons), tier, why, place, asked.block_size, versions))
     return tuple(out)

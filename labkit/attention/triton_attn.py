@@ -2,6 +2,11 @@
 
 One unified kernel serves any mixed batch in one launch; a batch with too few programs to fill the GPU gets its keys
 split over more of them and a second kernel that merges. Triton is imported when an instance is made, not before.
+
+With `batch_invariant` a request's attention has the same bits whatever else is in the batch and however its prompt was
+chunked: sums are always taken in the same order. One tile serves every batch, decodes and chunks run the same code, and
+splits, where asked for, are ranges of positions that no batch moves. (This is about attention; what the matrix products
+around it do is not decided here.)
 """
 
 from __future__ import annotations
@@ -27,6 +32,8 @@ from labkit.attention.kernels.tiles import (
     Tile,
     choose_num_splits,
     choose_tile,
+    fixed_ranges,
+    has_interior_loop,
     query_tiles,
     scratch_rows,
     shared_memory_limit,
@@ -42,6 +49,8 @@ if TYPE_CHECKING:
 ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
 LOG2E = 1.4426950408889634
 MERGE_BLOCK = 16
+#: More query rows than any tile has.
+MANY_ROWS = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +62,7 @@ class Plan:
     max_reqs: int
     programs: int
     splits: int
+    fixed_range: int = 0  # tiles of keys in each split where the batch has no say, else 0
 
 
 class TritonAttentionBackend(AttentionBackend):
@@ -70,6 +80,8 @@ class TritonAttentionBackend(AttentionBackend):
         sinks=True,
         kv_layouts=("NHD", "HND"),
         num_splits=True,
+        split_mixed_batches=True,
+        batch_invariant=True,
     )
 
     def __init__(self, spec: AttentionSpec, device: torch.device) -> None:
@@ -91,7 +103,12 @@ class TritonAttentionBackend(AttentionBackend):
         self.num_sms = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 0
         # Partial results live here for the life of the engine: nothing is allocated in forward, and a captured graph
         # keeps pointing at memory that stays.
-        rows = scratch_rows(spec.num_heads, spec.num_kv_heads, self.num_sms, spec.max_num_seqs, spec.num_splits)
+        if spec.batch_invariant:  # chunks are split like decodes, so every token of a step needs its room
+            tokens = max(spec.max_num_seqs, spec.max_num_batched_tokens)
+            splits, _ = fixed_ranges(spec.max_model_len, self._tile(1).block_n, spec.num_splits)
+            rows = tokens * spec.num_heads * splits if splits > 1 else 0
+        else:
+            rows = scratch_rows(spec.num_heads, spec.num_kv_heads, self.num_sms, spec.max_num_seqs, spec.num_splits)
         self._scratch_rows = rows
         self._part = torch.empty(max(rows, 1) * spec.head_size, dtype=torch.float32, device=device)
         self._part_lse = torch.empty(max(rows, 1), dtype=torch.float32, device=device)
@@ -141,7 +158,7 @@ class TritonAttentionBackend(AttentionBackend):
             out.append(Reason(f"{platform.sm} has no bfloat16 arithmetic", "set dtype to float16"))
         limit = shared_memory_limit(platform.capability)
         itemsize = ITEMSIZE.get(spec.dtype, 4)
-        for rows in (1, 1 << 20):
+        for rows in (1, MANY_ROWS):
             if choose_tile(spec.head_size, itemsize, rows, limit, platform.capability) is None:
                 out.append(
                     Reason(
@@ -176,18 +193,33 @@ class TritonAttentionBackend(AttentionBackend):
 
     def _make_plan(self, num_reqs: int, num_tokens: int, max_query_len: int, max_seq_len: int) -> Plan:
         spec = self.spec
-        capability = self.platform.capability
-        rows = max(1, max_query_len) * self.group
+        tile = self._tile(max_query_len)
+        # One compiled form for all batches of an engine; padding may exceed max_num_seqs by a little.
+        max_reqs = next_power_of_2(max(spec.max_num_seqs, num_reqs, 1))
+        one_token = max_query_len <= 1 and not spec.batch_invariant
+        tiles, head_tiles = query_tiles(tile, self.group, num_tokens, num_reqs, 1 if one_token else 2)
+        programs = tiles * spec.num_kv_heads * head_tiles
+        room = self._scratch_rows // max(1, num_tokens * spec.num_heads)
+        if spec.batch_invariant:
+            splits, fixed_range = fixed_ranges(spec.max_model_len, tile.block_n, spec.num_splits)
+            if splits > max(1, room):
+                raise BackendError(
+                    f"a batch of {num_tokens} tokens with batch_invariant=True and num_splits={spec.num_splits}",
+                    f"partial results are kept for {spec.max_num_batched_tokens} tokens (max_num_batched_tokens)",
+                    "Raise max_num_batched_tokens, or leave num_splits at 0.",
+                )
+            return Plan(tile, one_token, max_reqs, programs, splits, fixed_range)
+        splits = choose_num_splits(programs, self.num_sms, max_seq_len, tile.block_n, spec.num_splits, room)
+        return Plan(tile, one_token, max_reqs, programs, splits)
+
+    def _tile(self, max_query_len: int) -> Tile:
+        """The tile for a batch; for all batches the one of a large chunk where results must not depend on the batch."""
+        spec, capability = self.spec, self.platform.capability
+        rows = MANY_ROWS if spec.batch_invariant else max(1, max_query_len) * self.group
         limit = shared_memory_limit(capability)
         tile = choose_tile(spec.head_size, ITEMSIZE[spec.dtype], rows, limit, capability)
         assert tile is not None  # refused at construction
-        tiles, head_tiles = query_tiles(tile, self.group, num_tokens, num_reqs, max_query_len)
-        programs = tiles * spec.num_kv_heads * head_tiles
-        room = self._scratch_rows // max(1, num_tokens * spec.num_heads)
-        splits = choose_num_splits(programs, self.num_sms, max_seq_len, tile.block_n, spec.num_splits, room)
-        # One compiled form for all batches of an engine; padding may exceed max_num_seqs by a little.
-        max_reqs = next_power_of_2(max(spec.max_num_seqs, num_reqs, 1))
-        return Plan(tile, max_query_len <= 1, max_reqs, programs, splits)
+        return tile
 
     def forward(
         self,
@@ -207,8 +239,8 @@ class TritonAttentionBackend(AttentionBackend):
         if metadata.num_tokens == 0 or plan.programs == 0:
             return
         key = (
-            plan.tile, plan.one_token, plan.max_reqs, plan.splits > 1, sliding_window, logits_soft_cap is not None,
-            None if sinks is None else sinks.dtype, lse is not None,
+            plan.tile, plan.one_token, plan.max_reqs, plan.splits > 1, plan.fixed_range > 0, sliding_window,
+            logits_soft_cap is not None, None if sinks is None else sinks.dtype, lse is not None,
             query.dtype, query.stride(), key_cache.stride(), value_cache.stride(), output.stride(),
         )  # fmt: skip
         variants = self._variants.get(key)
@@ -218,7 +250,7 @@ class TritonAttentionBackend(AttentionBackend):
             )
         attend, merge = variants
         cap = float(logits_soft_cap) if logits_soft_cap is not None else 0.0
-        numbers = (scale * LOG2E, cap, metadata.num_reqs, metadata.block_table.stride(0), 1)
+        numbers = (scale * LOG2E, cap, metadata.num_reqs, metadata.block_table.stride(0), plan.fixed_range)
         # A tensor stands in where an optional one is absent; the compiled kernel does not touch it.
         sink_tensor = query if sinks is None else sinks
         lse_tensor = self._part_lse if lse is None else lse
@@ -253,6 +285,7 @@ class TritonAttentionBackend(AttentionBackend):
         if window is not None and window < 1:
             raise BackendError("TRITON_ATTN", f"sliding_window={window} keeps no key", "It must be at least 1.")
         split = plan.splits > 1
+        interior = has_interior_loop(tile, plan.one_token, window, spec.batch_invariant)
         precision = "ieee" if spec.dtype == "float32" else "tf32"
         sink_dtype = query.dtype if sinks is None else sinks.dtype
         attend = paged.paged_attention_kernel.variant(
@@ -264,7 +297,8 @@ class TritonAttentionBackend(AttentionBackend):
                 output.stride(0), output.stride(1),
                 spec.num_heads, spec.num_kv_heads, d, padded, key_cache.shape[1], window or 0, cap is not None,
                 sinks is not None and not split, lse is not None and not split,
-                plan.one_token, plan.max_reqs, split, tile.block_m, tile.block_n, precision,
+                plan.one_token, plan.max_reqs, split, plan.fixed_range > 0, interior,
+                tile.block_m, tile.block_n, precision,
             ),
             tile.num_warps, tile.num_stages,
         )  # fmt: skip
@@ -282,14 +316,23 @@ class TritonAttentionBackend(AttentionBackend):
 
     def describe(self, metadata: AttentionMetadata) -> Sequence[KernelPlan]:
         plan = self.plan(metadata)
-        note = ""
+        notes = []
         if self.platform.device_type == "cpu":
-            note = "runs in Triton's interpreter: right, and very slow"
+            notes.append("runs in Triton's interpreter: right, and very slow")
         elif self.platform.capability and self.platform.capability < (8, 0):
-            note = f"Triton emits no tensor-core instructions for {self.platform.sm}: right, and slow"
+            notes.append(f"Triton emits no tensor-core instructions for {self.platform.sm}: right, and slow")
         elif self.spec.dtype == "float32":
-            note = "float32 products are IEEE, on ordinary cores"
-        tile = (plan.tile.block_m, plan.tile.block_n)
+            notes.append("float32 products are IEEE, on ordinary cores")
+        if self.spec.batch_invariant:
+            ranges = (
+                f", split into ranges of {plan.fixed_range * plan.tile.block_n} positions" if plan.splits > 1 else ""
+            )
+            notes.append(f"batch-invariant: this tile for every batch{ranges}")
+        if plan.splits < self.spec.num_splits:
+            notes.append(
+                f"{self.spec.num_splits} splits were asked for; each needs a tile of keys and room for its result"
+            )
+        note, tile = "; ".join(notes), (plan.tile.block_m, plan.tile.block_n)
         if plan.splits == 1:
             return (KernelPlan("paged_attention_kernel", (plan.programs,), 1, tile, note),)
         merged = (metadata.num_tokens * self.spec.num_heads,)

@@ -5,7 +5,7 @@ package; `suites` records what the package ships.
 Nothing here imports torch before something is measured.
 """
 
-from labkit.bench.attention import AttentionRow, AttentionShape, bench_attention
+from labkit.bench.attention import AttentionOptions, AttentionShape, bench_attention, bench_attentions
 from labkit.bench.imports import ImportRow, bench_import
 from labkit.bench.steps import (
     Comparison,
@@ -19,10 +19,10 @@ from labkit.bench.steps import (
     measure_steps,
     measure_yardsticks,
 )
-from labkit.bench.suites import SUITES, Suite, record
+from labkit.bench.suites import SUITES, Suite, record, record_attention
 
 __all__ = [
-    "SUITES", "AttentionRow", "AttentionShape", "Comparison", "ImportRow", "Suite", "Yardsticks", "bench",
-    "bench_attention", "bench_import", "bench_modes", "bench_step", "compare", "comparisons", "make_row",
-    "measure_steps", "measure_yardsticks", "record",
+    "SUITES", "AttentionOptions", "AttentionShape", "Comparison", "ImportRow", "Suite", "Yardsticks", "bench",
+    "bench_attention", "bench_attentions", "bench_import", "bench_modes", "bench_step", "compare", "comparisons",
+    "make_row", "measure_steps", "measure_yardsticks", "record", "record_attention",
 ]  # fmt: skip

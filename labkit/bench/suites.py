@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from labkit.bench.attention import AttentionOptions, AttentionShape, backends_to_time, bench_attentions
 from labkit.bench.steps import Progress, ShouldStop, Yardsticks, bench_step, measure_yardsticks
 from labkit.config import CUDAGraphMode, EngineConfig
 from labkit.errors import ConfigError, did_you_mean
 from labkit.graphs.dispatcher import decode_sizes
 from labkit.graphs.sizes import default_capture_sizes
+from labkit.measure.attention import AttentionRecording, load_attention
 from labkit.measure.provenance import Kind, ProvenanceError, collect
 from labkit.measure.recordings import MIN_SAMPLES, Recording, Row, load
 
@@ -161,3 +163,58 @@ def _points(suite: Suite, llm: LLM) -> Iterator[tuple[CUDAGraphMode, int, int]]:
             yield from ((full, size, context) for size in sizes)
     for context in suite.contexts:
         yield from ((CUDAGraphMode.NONE, batch, context) for batch in suite.eager_batches if batch <= widest)
+
+
+# --- attention calls -----------------------------------------------------------------------------------------------
+
+#: The suite of attention calls: `labkit record --suite attention`.
+ATTENTION = "attention"
+
+
+def attention_points() -> list[tuple[AttentionShape, AttentionOptions]]:
+    """What the suite of attention calls measures, for 32 query and 8 KV heads of 128, on every backend that can.
+
+    Decodes over batch and context (up to a million tokens of KV), prompts without a past, a mixed batch in one call and
+    in two, numbers of splits where there is little else to do in parallel, and the price of batch invariance.
+    """
+    plain, shape = AttentionOptions(), AttentionShape
+    contexts, batches = (512, 2048, 8192, 32_768), (1, 8, 32, 128)
+    decodes = [shape.decode(b, c) for c in contexts for b in batches if b * c <= 1 << 20]
+    prefills = [shape.prefill(1, 1024), shape.prefill(8, 1024), shape.prefill(1, 8192)]
+    mixed = [shape.mixed(32, 1024, 512), shape.mixed(8, 8192, 2048)]
+    points = [(one, plain) for one in (*decodes, *prefills, *mixed)]
+    points += [(one, AttentionOptions(split_mixed_batches=True)) for one in mixed]
+    points += [
+        (shape.decode(1, context), AttentionOptions(num_splits=splits))
+        for context in (2048, 32_768)
+        for splits in (1, 2, 4, 8, 16, 32, 64)
+    ]
+    invariant = [shape.decode(1, 2048), shape.decode(32, 2048), prefills[1], mixed[0]]
+    return points + [(one, AttentionOptions(batch_invariant=True)) for one in invariant]
+
+
+def record_attention(
+    out: Path,
+    *,
+    command: str | None = None,
+    device: str = "auto",
+    points: Sequence[tuple[AttentionShape, AttentionOptions]] | None = None,
+    samples: int = 60,
+    progress: Progress = lambda stage, done, total, detail: None,
+) -> AttentionRecording:
+    """Measure attention calls of every backend into `out`, saved point by point; an interrupted run goes on.
+
+    Args:
+        points: None takes `attention_points()`.
+
+    Raises:
+        ProvenanceError: the file holds rows of another machine, version or commit.
+        RecordingError: the file is damaged or cannot be written.
+    """
+    recording = bench_attentions(
+        backends_to_time(device), attention_points() if points is None else points, device=device, samples=samples,
+        command=command, keep=load_attention(out) if out.exists() else None, save=lambda so_far: so_far.save(out),
+        progress=progress,
+    )  # fmt: skip
+    recording.save(out)
+    return recording

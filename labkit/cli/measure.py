@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit.cli.answer import Answer, Console, milliseconds, number, table
-from labkit.cli.options import Parser, UsageError, add_engine_options, engine_config, one_of, whole, whole_list
-from labkit.config import ATTENTION_BACKENDS, DTYPES
+from labkit.cli.options import Parser, UsageError, add_engine_options, engine_config, one_of, whole, whole_list, words
+from labkit.config import ATTENTION_BACKENDS, DTYPES, KV_CACHE_LAYOUTS
+from labkit.errors import BackendError
 from labkit.measure.recordings import MIN_SAMPLES
 
 if TYPE_CHECKING:
-    from labkit.bench.attention import AttentionRow
     from labkit.bench.steps import Comparison
-    from labkit.measure.provenance import Provenance
+    from labkit.measure.attention import AttentionRecording
     from labkit.measure.recordings import Recording, Row
 
 #: Engine settings that `bench` leaves at its own default: a measured step needs no prefix cache.
@@ -168,82 +170,142 @@ def counted(row: Row) -> str:
 
 
 def bench_attention_options(parser: Parser) -> None:
-    parser.add_argument("--attention-backend", type=one_of(ATTENTION_BACKENDS), metavar="NAME",
-                        help="which one (default: TRITON_ATTN on a GPU, else TORCH_SDPA)")  # fmt: skip
+    parser.add_argument("--attention-backend", type=_backends, metavar="NAME,…",
+                        help="which ones, or all (default: TRITON_ATTN on a GPU, else TORCH_SDPA)")  # fmt: skip
     parser.add_argument("--batch", type=whole_list(1), default=[1, 8, 32, 128], metavar="N,…",
-                        help="requests with one new token each (default 1,8,32,128)")  # fmt: skip
+                        help="requests with one new token each; empty for none (default 1,8,32,128)")  # fmt: skip
     parser.add_argument("--context", type=whole_list(1), default=[1024], metavar="N,…",
                         help="tokens of KV of each (default 1024)")  # fmt: skip
+    parser.add_argument("--prefill", type=_prefills, default=[], metavar="NxL,…",
+                        help="also N prompts of L tokens without a past, as in 8x1024")  # fmt: skip
+    parser.add_argument("--chunk", type=whole(2), metavar="N",
+                        help="also each batch of decodes beside one chunk of N tokens")  # fmt: skip
     parser.add_argument(
-        "--mixed", action="store_true", default=False, help="also a batch that mixes chunks and decodes"
+        "--mixed", action="store_true", default=False, help="also a batch that mixes chunks and decodes of all sizes"
     )
+    parser.add_argument("--split-mixed-batches", action="store_true", default=False,
+                        help="run mixed batches in two calls as well, decodes and chunks, and compare")  # fmt: skip
+    parser.add_argument("--batch-invariant", action="store_true", default=False,
+                        help="run everything batch-invariant as well, and compare")  # fmt: skip
+    parser.add_argument("--num-splits", type=whole_list(0), default=[0], metavar="N,…",
+                        help="KV splits to try; 0 leaves the choice to the backend (default 0)")  # fmt: skip
+    parser.add_argument("--flash-attn-version", type=whole(2), metavar="N", help="2, 3 or 4 (default: the backend's)")
     parser.add_argument("--num-heads", type=whole(1), default=32, metavar="N", help="query heads (default 32)")
     parser.add_argument("--num-kv-heads", type=whole(1), default=8, metavar="N", help="KV heads (default 8)")
     parser.add_argument("--head-size", type=whole(1), default=128, metavar="N", help="(default 128)")
-    parser.add_argument("--block-size", type=whole(1), default=16, metavar="N", help="tokens per page (default 16)")
+    parser.add_argument("--block-size", type=whole(1), metavar="N", help="tokens per page (default: the backend's)")
+    parser.add_argument("--kv-cache-layout", type=one_of(KV_CACHE_LAYOUTS), default="NHD", metavar="NAME",
+                        help="NHD or HND (default NHD)")  # fmt: skip
     parser.add_argument("--dtype", type=one_of(DTYPES), default="auto", metavar="NAME", help="(default auto)")
     parser.add_argument("--device", default="auto", metavar="NAME", help="auto, cpu or cuda")
     parser.add_argument(
         "--sets", type=whole(1), metavar="N", help="KV sets to rotate over (default: 4 or more, beyond the cache)"
     )
     parser.add_argument("--samples", type=whole(1), default=50, metavar="N", help="samples per row (default 50)")
+    parser.add_argument("--bare", action=argparse.BooleanOptionalAction, default=True,
+                        help="rows of the kernel library's own call, where there is one (default: yes)")  # fmt: skip
+    parser.add_argument("--out", type=Path, metavar="FILE", help="keep the rows as a recording (50 samples or more)")
+
+
+def _backends(word: str) -> list[str]:
+    """Reads names of backends separated by commas; `all` stands for every one and gives an empty list."""
+    if word.casefold() == "all":
+        return []
+    names = [one_of(ATTENTION_BACKENDS)(name) for name in words(word)]
+    if not names:
+        raise argparse.ArgumentTypeError("no backend is named")
+    return list(dict.fromkeys(names))
+
+
+def _prefills(word: str) -> list[tuple[int, int]]:
+    """Reads `8x1024,1x8192`: prompts and the tokens of each."""
+    out = []
+    for part in words(word):
+        found = re.fullmatch(r"([1-9]\d*)[x×]([1-9]\d*)", part)
+        if not found:
+            raise argparse.ArgumentTypeError(f"{part!r} does not read like 8x1024")
+        out.append((int(found[1]), int(found[2])))
+    return out
 
 
 def bench_attention(args: argparse.Namespace, console: Console) -> Answer:
-    """Time a backend's kernels: warm and rotated, eager and in a graph."""
-    from labkit.bench.attention import MIXED, AttentionShape
-    from labkit.bench.attention import bench_attention as run
+    """Time backends' kernels: warm and rotated, eager and in a graph, labkit's call and the library's own."""
+    from labkit.bench.attention import MIXED, AttentionOptions, AttentionShape, attention_pairs, backends_to_time
+    from labkit.bench.attention import bench_attentions as run
     from labkit.engine.plan import resolve_dtype
     from labkit.llm import find_device
-    from labkit.measure.provenance import Kind, collect
-    from labkit.measure.recordings import SCHEMA
 
+    writable(getattr(args, "out", None))
+    if hasattr(args, "out") and args.samples < MIN_SAMPLES:
+        raise UsageError(
+            f"labkit bench attention --samples {args.samples}",
+            f"a recording needs {MIN_SAMPLES} samples a row",
+            "Drop --out, or take more.",
+        )
     device, platform = find_device(args.device)
     dtype, _ = resolve_dtype(args.dtype, platform)
     heads: dict[str, Any] = {
         "num_heads": args.num_heads, "num_kv_heads": args.num_kv_heads, "head_size": args.head_size,
-        "block_size": args.block_size, "dtype": dtype,
+        "block_size": getattr(args, "block_size", None), "dtype": dtype,
     }  # fmt: skip
-    shapes = [AttentionShape.decode(batch, context, **heads) for context in args.context for batch in args.batch]
+    points_of = [(batch, context) for context in args.context for batch in args.batch]
+    shapes = [AttentionShape.decode(batch, context, **heads) for batch, context in points_of]
+    shapes += [AttentionShape.prefill(batch, length, **heads) for batch, length in args.prefill]
+    if hasattr(args, "chunk"):
+        shapes += [AttentionShape.mixed(batch, context, args.chunk, **heads) for batch, context in points_of]
     if args.mixed:
         shapes.append(AttentionShape(tuple(q for q, _ in MIXED), tuple(kv for _, kv in MIXED), **heads))
-    name = getattr(args, "attention_backend", "TRITON_ATTN" if device.type == "cuda" else "TORCH_SDPA")
-    rows: list[AttentionRow] = []
+    if not shapes or not args.num_splits:
+        raise UsageError("labkit bench attention", "there is nothing to time", "As in --batch 1,8 or --prefill 8x1024")
+    common = {"flash_attn_version": getattr(args, "flash_attn_version", None), "kv_cache_layout": args.kv_cache_layout}
+    points = []
     for shape in shapes:
-        rows += run(
-            name,
-            shape,
-            device=args.device,
-            samples=args.samples,
-            sets=getattr(args, "sets", None),
-            progress=console.progress,
-        )
-    provenance = collect(
-        Kind.LIVE, order="for each shape: warm then rotated, in a graph then eager", n=args.samples, primed=True,
-        device=device.type,
+        for invariant in (False, True)[: 1 + args.batch_invariant]:
+            for split in (False, True)[: 1 + (args.split_mixed_batches and shape.kind == "mixed")]:
+                points += [(shape, AttentionOptions(n, split, invariant, **common)) for n in args.num_splits]
+    default = ["TRITON_ATTN" if device.type == "cuda" else "TORCH_SDPA"]
+    names = getattr(args, "attention_backend", default) or backends_to_time(args.device)
+    recording = run(
+        names, points, device=args.device, samples=args.samples, sets=getattr(args, "sets", None), bare=args.bare,
+        progress=console.progress,
     )  # fmt: skip
-    data = {"schema": SCHEMA, "provenance": provenance.as_dict(), "rows": [row.as_dict() for row in rows]}
-    return Answer(data, attention_table(rows, provenance))
+    if not recording.rows:
+        why = "; ".join(f"{name}: {why}" if len(names) > 1 else why for name, why in recording.refused.items())
+        raise BackendError(f"attention_backend={','.join(names)!r}", why, "`labkit backends` says who can serve.")
+    if hasattr(args, "out"):
+        recording.save(args.out)
+    pairs = attention_pairs(recording)
+    data = {**recording.as_dict(), "comparisons": [pair.as_dict() for pair in pairs]}
+    return Answer(data, attention_table(recording, [pair.sentence for pair in pairs]))
 
 
-def attention_table(rows: list[AttentionRow], provenance: Provenance) -> str:
-    """Attention rows as aligned text."""
+def attention_table(recording: AttentionRecording, sentences: Sequence[str] = ()) -> str:
+    """Attention rows as aligned text, then comparisons, then who was refused and why."""
+    rows = recording.rows
     first = rows[0]
-    version = f" {first.backend_version}" if first.backend_version else ""
+    versions = dict.fromkeys(f"{row.backend} {row.backend_version or ''}".rstrip() for row in rows)
     head = (
-        f"{first.backend}{version}, heads {first.num_heads}/{first.num_kv_heads}/{first.head_size}, {first.dtype}, "
-        f"pages of {first.block_size}\n{provenance.label}"
+        f"{', '.join(versions)}\nheads {first.num_heads}/{first.num_kv_heads}/{first.head_size}, {first.dtype}\n"
+        f"{recording.provenance.label}"
     )
-    lines = [("kind", "batch", "KV", "sets", "launch", "p50 us", "p10-p90", "n", "GB/s of KV", "prepare us")]
+    lines = [
+        (
+            "kind", "batch", "context", "backend", "pages", "splits", "KV", "sets", "launch", "p50 us", "p10-p90", "n",
+            "GB/s of KV", "TFLOP/s", "prepare us",
+        )
+    ]  # fmt: skip
     for row in rows:
         lines.append(
             (
-                row.kind, number(row.batch), row.kv, str(row.sets), row.launch, number(row.p50_us, 1),
+                row.kind, number(row.batch), number(row.context), row.name, str(row.block_size), str(row.num_splits),
+                row.kv, str(row.sets), row.launch, number(row.p50_us, 1),
                 f"{number(row.p10_us, 1)}-{number(row.p90_us, 1)}", str(row.n), number(row.gb_s),
-                number(row.prepare_us, 1),
+                number(row.tflop_s, 1), number(row.prepare_us, 1) if row.call == "labkit" else "-",
             )
         )  # fmt: skip
-    return f"{head}\n\n{table(lines, left=(0, 2, 4))}"
+    parts = [head, table(lines, left=(0, 3, 6, 8)), "\n".join(sentences)]
+    parts.append("\n".join(f"{name} did not run everything: {why}." for name, why in recording.refused.items()))
+    return "\n\n".join(part for part in parts if part)
 
 
 # --- bench import --------------------------------------------------------------------------------------------------
@@ -274,10 +336,11 @@ def bench_import(args: argparse.Namespace, console: Console) -> Answer:
 
 
 def record_options(parser: Parser) -> None:
-    from labkit.bench.suites import SUITES
+    from labkit.bench.suites import ATTENTION, SUITES
 
-    parser.add_argument("--suite", type=one_of(tuple(SUITES)), default="slice", metavar="NAME",
-                        help=f"one of {', '.join(SUITES)} (default slice)")  # fmt: skip
+    names = (*SUITES, ATTENTION)
+    parser.add_argument("--suite", type=one_of(names), default="slice", metavar="NAME",
+                        help=f"one of {', '.join(names)} (default slice)")  # fmt: skip
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="where to (default SUITE.json.gz); resumed if it exists"
     )
@@ -286,10 +349,15 @@ def record_options(parser: Parser) -> None:
 
 def record(args: argparse.Namespace, console: Console) -> Answer:
     """Measure a suite into a file."""
+    from labkit.bench.suites import ATTENTION, record_attention
     from labkit.bench.suites import record as run
 
     out = getattr(args, "out", Path(f"{args.suite}.json.gz"))
     writable(out)
+    if args.suite == ATTENTION:
+        calls = record_attention(out, device=args.device, progress=console.progress)
+        console.note(f"{len(calls.rows)} rows in {out.name} ({out.stat().st_size / 1024:.0f} KiB)")
+        return Answer(calls.as_dict(), attention_table(calls))
     recording = run(args.suite, out, device=args.device, progress=console.progress)
     size = out.stat().st_size / 1024
     console.note(f"{len(recording.rows)} rows in {out.name} ({size:.0f} KiB)")

@@ -1,5 +1,7 @@
 """`make setup`: a virtual environment in .venv with everything the lab needs, and the default model.
 
+`make lab` adds the attention libraries for the GPU, where there is one; the lab works without them.
+
 Runs as a plain file, before labkit is installed, so it uses the standard library only. It calls pip and leaves alone
 where pip gets things from: an index, a proxy or a cache that the user configured stays in force.
 """
@@ -18,11 +20,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "labkit-setup.json"
+GPU_STAMP = VENV / "labkit-gpu.json"
 PYTORCH_PAGE = "https://pytorch.org/get-started/locally/"
 OLDEST_PIP = (22, 2)  # the first with `install --dry-run --report`; editable installs need 21.3
 
@@ -48,9 +52,9 @@ def stamp() -> dict[str, str]:
     return {"root": str(ROOT), "inputs": digest.hexdigest()}
 
 
-def recorded_stamp() -> dict[str, str]:
+def recorded_stamp(path: pathlib.Path) -> dict[str, str]:
     try:
-        return dict(json.loads(STAMP.read_text()))
+        return dict(json.loads(path.read_text()))
     except (OSError, ValueError):
         return {}
 
@@ -133,6 +137,61 @@ def announce_downloads() -> None:
         say(f"there are {free:.1f} GB free here, which may not be enough")
 
 
+def nvidia_gpu() -> str:
+    """The first GPU that nvidia-smi names; empty where it is missing or does not answer."""
+    smi = shutil.which("nvidia-smi")
+    if smi is None:
+        return ""
+    command = [smi, "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return answer.stdout.strip().partition("\n")[0].strip() if answer.returncode == 0 else ""
+
+
+def install_gpu_extra() -> None:
+    """The attention libraries of the `gpu` extra, once, where nvidia-smi answers. A failure is said and not raised."""
+    wanted, gpu = stamp(), nvidia_gpu()
+    if not gpu or recorded_stamp(GPU_STAMP) == wanted:
+        return
+    cuda = run_in_venv("-c", "import torch; print(torch.version.cuda or '')")
+    if not cuda.stdout.strip():
+        why = "is a CPU-only build" if cuda.returncode == 0 else "does not load"
+        say(f"there is a GPU here ({gpu}), but the torch in {VENV.name} {why}: its attention libraries are left out.")
+        return
+    say(f"{gpu}: installing attention libraries for it (FlashAttention 3 and 4, FlashInfer):")
+    say("about 0.45 GB to download, 1.3 GB on disk; the lab works without them, too")
+    command = [str(PYTHON), "-m", "pip", "install", "--no-compile", "-c", "constraints.txt", "-e", ".[gpu]"]
+    if subprocess.run(command, cwd=ROOT).returncode:
+        say("pip could not install the attention libraries; its message is above. Going on without them: TRITON_ATTN")
+        say("and what torch brings are there. The next `make lab` tries again.")
+        return
+    GPU_STAMP.write_text(json.dumps(wanted) + "\n")
+    say_what_loads()
+
+
+def say_what_loads() -> None:
+    """Which attention backends can run now, and the first reason of each that cannot."""
+    answer = run_in_venv("-m", "labkit.cli", "backends", "--json")
+    try:
+        rows = json.loads(answer.stdout)["backends"]
+        lines = [_what_loads(row) for row in rows]
+    except (ValueError, KeyError, TypeError, IndexError):
+        say("installed, but `labkit backends` does not answer; `.venv/bin/labkit doctor` may say more.")
+        return
+    say(f"attention backends that can run here: {sum(bool(row['usable']) for row in rows)} of {len(rows)}")
+    for line in lines:
+        say(f"  {line}")
+
+
+def _what_loads(row: dict[str, Any]) -> str:
+    if not row["usable"]:
+        return f"{row['name']}: no, {row['reasons'][0]}"
+    versions = [f"FA{v['version']} {v['provider']}" for v in row.get("versions", ()) if v["usable"]]
+    return f"{row['name']}: yes" + (f" ({', '.join(versions)})" if versions else "")
+
+
 def write_jupyterlab_defaults() -> None:
     path = VENV / "share" / "jupyter" / "lab" / "settings" / "overrides.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -152,9 +211,10 @@ def fetch_model(optional: bool) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--model-optional", action="store_true", help="go on when the default model cannot be fetched")
+    parser.add_argument("--gpu-extra", action="store_true", help="add attention libraries where nvidia-smi answers")
     args = parser.parse_args()
     os.environ.setdefault("PIP_DISABLE_PIP_VERSION_CHECK", "1")
-    recorded, wanted = recorded_stamp(), stamp()
+    recorded, wanted = recorded_stamp(STAMP), stamp()
     if recorded != wanted or not PYTHON.exists():
         begin = time.monotonic()
         make_venv(recorded)
@@ -165,6 +225,8 @@ def main() -> None:
         write_jupyterlab_defaults()
         STAMP.write_text(json.dumps(wanted) + "\n")
         say(f"installed in {time.monotonic() - begin:.0f} s")
+    if args.gpu_extra:
+        install_gpu_extra()
     fetch_model(args.model_optional)
 
 

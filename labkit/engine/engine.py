@@ -16,6 +16,7 @@ import torch
 
 from labkit.attention import registry
 from labkit.attention.interface import Availability, Platform
+from labkit.attention.split_mixed import make_backend
 from labkit.config import CUDAGraphMode, EngineConfig, SamplingParams
 from labkit.engine.detokenizer import Detokenizer
 from labkit.engine.inputs import StepInputs
@@ -123,6 +124,7 @@ class Engine:
             long_prefill_token_threshold=config.long_prefill_token_threshold,
             enable_chunked_prefill=config.enable_chunked_prefill,
             enable_prefix_caching=config.enable_prefix_caching,
+            decodes_first=config.split_mixed_batches,
         )
 
     def _make_runner(self, kv: KVCache) -> Runner:
@@ -165,7 +167,9 @@ class Engine:
         """The plan's backend; instances are kept, since their buffers are baked into graphs."""
         key = (self.plan.backend_key, self.plan.layout_key)
         if key not in self._backends:
-            self._backends[key] = registry.load(self.plan.backend)(self.plan.spec, self.device)
+            backend = make_backend(registry.load(self.plan.backend), self.plan.spec, self.device)
+            backend.warm_up(self.progress)
+            self._backends[key] = backend
         return self._backends[key]
 
     def _use_plan(self) -> None:

@@ -106,6 +106,63 @@ def resolve_dtype(asked: str, platform: Platform) -> tuple[str, list[str]]:
     return "bfloat16", []
 
 
+def attention_spec(config: EngineConfig, model: ModelConfig, platform: Platform) -> AttentionSpec:
+    """What `config` asks of an attention backend; a page size that is not set is 16 here and the backend's later.
+
+    Raises:
+        ConfigError: the machine has no such dtype, or the model no such length.
+    """
+    max_model_len = config.max_model_len or min(
+        model.max_position_embeddings, DEFAULT_MAX_MODEL_LEN[platform.device_type]
+    )
+    if max_model_len > model.max_position_embeddings:
+        raise ConfigError(
+            f"max_model_len={max_model_len}",
+            f"model {model.name!r} was made for {model.max_position_embeddings} positions",
+            f"Take {model.max_position_embeddings} or less.",
+        )
+    assert not isinstance(config.flash_attn_version, str)  # EngineConfig has turned "auto" into None
+    return AttentionSpec(
+        num_heads=model.num_heads,
+        num_kv_heads=model.num_kv_heads,
+        head_size=model.head_size,
+        dtype=resolve_dtype(config.dtype, platform)[0],
+        block_size=config.block_size or DEFAULT_BLOCK_SIZE,
+        kv_cache_layout=config.kv_cache_layout,
+        max_model_len=max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        sdpa_kernel=config.sdpa_kernel,
+        num_splits=config.num_splits,
+        flash_attn_version=config.flash_attn_version,
+        split_mixed_batches=config.split_mixed_batches,
+        batch_invariant=config.batch_invariant,
+    )
+
+
+def page_size_notes(
+    spec: AttentionSpec,
+    platform: Platform,
+    selection: Selection,
+    available: Mapping[str, Availability] | None,
+    is_set: bool,
+) -> list[str]:
+    """What a reader should know about the page size: the backend brought its own, or the user's cost a backend."""
+    mine = selection.candidate(selection.selected)
+    if not is_set:
+        usual = mine.block_size == DEFAULT_BLOCK_SIZE
+        return [] if usual else [f"block_size was not set, and {mine.name} prefers pages of {mine.block_size} tokens."]
+    if selection.requested is not None:
+        return []
+    free = select(spec, platform, None, available, block_size_is_set=False)
+    if free.selected == mine.name:
+        return []
+    return [
+        f"block_size={spec.block_size} excludes {free.selected}, which would be picked before {mine.name}: leave "
+        f"block_size unset, or set it to {free.candidate(free.selected).block_size}."
+    ]
+
+
 def make_plan(
     config: EngineConfig,
     model: ModelConfig,
@@ -118,47 +175,12 @@ def make_plan(
         ConfigError, BackendError: a sentence on what cannot work.
     """
     dtype, notes = resolve_dtype(config.dtype, platform)
-    max_model_len = config.max_model_len or min(
-        model.max_position_embeddings, DEFAULT_MAX_MODEL_LEN[platform.device_type]
-    )
-    if max_model_len > model.max_position_embeddings:
-        raise ConfigError(
-            f"max_model_len={max_model_len}",
-            f"model {model.name!r} was made for {model.max_position_embeddings} positions",
-            f"Take {model.max_position_embeddings} or less.",
-        )
-    assert not isinstance(config.flash_attn_version, str)  # EngineConfig has turned "auto" into None
-    spec = AttentionSpec(
-        num_heads=model.num_heads,
-        num_kv_heads=model.num_kv_heads,
-        head_size=model.head_size,
-        dtype=dtype,
-        block_size=config.block_size or DEFAULT_BLOCK_SIZE,
-        kv_cache_layout=config.kv_cache_layout,
-        max_model_len=max_model_len,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        sdpa_kernel=config.sdpa_kernel,
-        num_splits=config.num_splits,
-        flash_attn_version=config.flash_attn_version,
-        split_mixed_batches=config.split_mixed_batches,
-        batch_invariant=config.batch_invariant,
-    )
-    notes += platform_notes(platform)
-    is_set = config.block_size is not None
-    asked_backend = None if config.attention_backend == "auto" else config.attention_backend
-    selection = select(spec, platform, asked_backend, available, is_set)
+    spec = attention_spec(config, model, platform)
+    max_model_len, is_set = spec.max_model_len, config.block_size is not None
+    requested = None if config.attention_backend == "auto" else config.attention_backend
+    selection = select(spec, platform, requested, available, is_set)
     candidate = selection.candidate(selection.selected)
-    if not is_set and candidate.block_size != DEFAULT_BLOCK_SIZE:
-        notes.append(f"block_size was not set, and {candidate.name} prefers pages of {candidate.block_size} tokens.")
-    if is_set and asked_backend is None:
-        better = select(spec, platform, None, available, block_size_is_set=False)
-        if better.selected != selection.selected:
-            size = better.candidate(better.selected).block_size
-            notes.append(
-                f"block_size={spec.block_size} excludes {better.selected}, which would be picked before "
-                f"{candidate.name}: leave block_size unset, or set it to {size}."
-            )
+    notes += platform_notes(platform) + page_size_notes(spec, platform, selection, available, is_set)
     spec = dataclasses.replace(spec, block_size=candidate.block_size)
     assert candidate.tier is not None
     asked = config.cudagraph_mode if isinstance(config.cudagraph_mode, CUDAGraphMode) else None

@@ -20,6 +20,24 @@ OTHER_COLOUR = "#777777"
 MODE_DASHES = {"NONE": "dot", "PIECEWISE": "dash", "FULL": "solid"}
 MODE_MARKERS = {"NONE": "circle", "PIECEWISE": "diamond", "FULL": "square"}
 
+#: Where backends share a plot, each has a dash and a marker of its own beside its colour.
+BACKEND_DASHES = {
+    "TORCH_SDPA": "dot",
+    "TRITON_ATTN": "solid",
+    "FLASH_ATTN": "dash",
+    "FLASHINFER": "dashdot",
+    "FLEX_ATTENTION": "longdash",
+    "XFORMERS": "longdashdot",
+}
+BACKEND_MARKERS = {
+    "TORCH_SDPA": "circle",
+    "TRITON_ATTN": "square",
+    "FLASH_ATTN": "diamond",
+    "FLASHINFER": "triangle-up",
+    "FLEX_ATTENTION": "pentagon",
+    "XFORMERS": "hexagram",
+}
+
 #: Readable on light and dark alike; the panel's style sheet replaces it by the theme's own text colour.
 NEUTRAL = "#777777"
 GRID = "rgba(128,128,128,0.25)"
@@ -36,6 +54,16 @@ def dash(mode: str) -> str:
 def marker(mode: str, kind: str) -> str:
     """The marker of a run: shape says the mode, filled says LIVE, open says RECORDED or SIMULATED."""
     shape = MODE_MARKERS.get(mode, "cross")
+    return shape if kind == "LIVE" else f"{shape}-open"
+
+
+def backend_dash(backend: str) -> str:
+    return BACKEND_DASHES.get(backend, "5px,2px")
+
+
+def backend_marker(backend: str, kind: str) -> str:
+    """The marker of a backend: filled says LIVE, open says RECORDED or SIMULATED."""
+    shape = BACKEND_MARKERS.get(backend, "cross")
     return shape if kind == "LIVE" else f"{shape}-open"
 
 

@@ -109,37 +109,50 @@ class Row:
         Raises:
             RecordingError: a field is missing, unknown, of the wrong type, or disagrees with the samples.
         """
-        if not isinstance(data, Mapping):
-            raise RecordingError(where, f"is {type(data).__name__}, not an object", "Record again with this version.")
-        fields = {f.name: f for f in dataclasses.fields(cls)}
-        for name in data:
-            if name not in fields:
-                raise RecordingError(where, f"has an unknown field {name!r}", did_you_mean(str(name), fields))
-        for name, field in fields.items():
-            if name not in data:
-                raise RecordingError(where, f"has no {name!r}", "Record again with this version.")
-            if not _matches(data[name], str(field.type)):
-                raise RecordingError(
-                    where, f"{name}={data[name]!r} is not of type {field.type}", "Record again with this version."
-                )
+        check_fields(cls, data, where)
         row = cls(**{**data, "samples_ms": tuple(float(s) for s in data["samples_ms"])})
         row.check(where)
         return row
 
     def check(self, where: str = "a row") -> None:
         """Raise RecordingError unless the numbers of this row agree with each other."""
-        again = "The file was edited or damaged; record again."
-        if self.n != len(self.samples_ms) or not self.samples_ms:
-            raise RecordingError(where, f"says n={self.n} and holds {len(self.samples_ms)} samples", again)
-        if not all(math.isfinite(s) and s > 0 for s in self.samples_ms):
-            raise RecordingError(where, "holds a sample that is not a time above zero", again)
-        found = summary(self.samples_ms)
-        for name in ("p10", "p50", "p90"):
-            stored, computed = getattr(self, f"{name}_ms"), getattr(found, name)
-            if not abs(stored - computed) <= RESOLUTION_MS:
-                raise RecordingError(where, f"says {name}_ms={stored} and its samples give {computed:.4f}", again)
+        check_samples(self, "ms", RESOLUTION_MS, where)
         if not 1 <= self.batch * self.query_len <= self.size:
-            raise RecordingError(where, f"ran {self.batch} × {self.query_len} tokens in a size of {self.size}", again)
+            raise RecordingError(where, f"ran {self.batch} × {self.query_len} tokens in a size of {self.size}", AGAIN)
+
+
+AGAIN = "The file was edited or damaged; record again."
+
+
+def check_fields(cls: type[Any], data: Any, where: str) -> None:
+    """Raise RecordingError unless `data` holds every field of the dataclass `cls`, nothing else, each of its type."""
+    if not isinstance(data, Mapping):
+        raise RecordingError(where, f"is {type(data).__name__}, not an object", "Record again with this version.")
+    fields = {f.name: f for f in dataclasses.fields(cls)}
+    for name in data:
+        if name not in fields:
+            raise RecordingError(where, f"has an unknown field {name!r}", did_you_mean(str(name), fields))
+    for name, field in fields.items():
+        if name not in data:
+            raise RecordingError(where, f"has no {name!r}", "Record again with this version.")
+        if not _matches(data[name], str(field.type)):
+            raise RecordingError(
+                where, f"{name}={data[name]!r} is not of type {field.type}", "Record again with this version."
+            )
+
+
+def check_samples(row: Any, unit: str, resolution: float, where: str) -> None:
+    """Raise RecordingError unless `row.samples_UNIT` are `row.n` times above zero, with the percentiles beside them."""
+    samples = getattr(row, f"samples_{unit}")
+    if row.n != len(samples) or not samples:
+        raise RecordingError(where, f"says n={row.n} and holds {len(samples)} samples", AGAIN)
+    if not all(math.isfinite(s) and s > 0 for s in samples):
+        raise RecordingError(where, "holds a sample that is not a time above zero", AGAIN)
+    found = summary(samples)
+    for name in ("p10", "p50", "p90"):
+        stored, computed = getattr(row, f"{name}_{unit}"), getattr(found, name)
+        if not abs(stored - computed) <= resolution:
+            raise RecordingError(where, f"says {name}_{unit}={stored} and its samples give {computed:.4f}", AGAIN)
 
 
 def _matches(value: Any, annotation: str) -> bool:
@@ -150,8 +163,9 @@ def _matches(value: Any, annotation: str) -> bool:
         return number and math.isfinite(value)
     if annotation == "int":
         return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-    if annotation == "tuple[float, ...]":
-        return isinstance(value, (list, tuple)) and all(_matches(v, "float") for v in value)
+    if annotation.startswith("tuple["):
+        inner = annotation.removeprefix("tuple[").removesuffix(", ...]")
+        return isinstance(value, (list, tuple)) and all(_matches(v, inner) for v in value)
     if annotation.startswith("dict[str, "):
         inner = annotation.removeprefix("dict[str, ").removesuffix("]")
         return isinstance(value, Mapping) and all(isinstance(k, str) and _matches(v, inner) for k, v in value.items())
@@ -239,8 +253,7 @@ class Recording:
         kind = Kind.RECORDED if self.provenance.kind is Kind.LIVE else self.provenance.kind
         out = Recording(self.provenance.replace(kind=kind), self.rows)
         out.check(Path(path).name)
-        text = json.dumps(out.as_dict(), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-        return write_atomically(Path(path), gzip.compress(text.encode(), mtime=0))
+        return write_object(Path(path), out.as_dict())
 
     # --- look-up ---------------------------------------------------------------------------------------------------
 
@@ -317,10 +330,19 @@ def load(path: str | os.PathLike[str]) -> Recording:
         RecordingError, ProvenanceError: the file is missing, damaged, of another schema, or disagrees with itself.
     """
     path = Path(path)
+    return Recording.from_dict(read_object(path), path.name)
+
+
+def read_object(path: Path) -> Any:
+    """What a file of JSON holds, compressed or not.
+
+    Raises:
+        RecordingError: the file is missing or damaged.
+    """
     try:
         raw = path.read_bytes()
         text = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
-        data = json.loads(text)
+        return json.loads(text)
     except FileNotFoundError:
         raise RecordingError(path.name, "there is no such file", "Check the name.") from None
     except OSError as error:  # gzip's own complaints are OSErrors too
@@ -329,7 +351,6 @@ def load(path: str | os.PathLike[str]) -> Recording:
         raise RecordingError(
             path.name, f"is damaged ({type(error).__name__}: {error})", "Copy the file again."
         ) from None
-    return Recording.from_dict(data, path.name)
 
 
 @functools.cache
@@ -338,6 +359,12 @@ def shipped() -> tuple[Recording, ...]:
     if not SHIPPED.is_dir():
         return ()
     return tuple(load(path) for path in sorted(SHIPPED.glob("*.json.gz")))
+
+
+def write_object(path: Path, data: Any) -> Path:
+    """Write plain values as compressed JSON, whole or not at all; the same values give the same bytes."""
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return write_atomically(path, gzip.compress(text.encode(), mtime=0))
 
 
 def write_atomically(path: Path, data: bytes) -> Path:
@@ -362,6 +389,6 @@ def write_atomically(path: Path, data: bytes) -> Path:
 
 
 __all__ = [
-    "MIN_SAMPLES", "SCHEMA", "Padded", "ProvenanceError", "Recording", "RecordingError", "Row", "load", "shipped",
-    "stored_samples", "write_atomically",
+    "MIN_SAMPLES", "SCHEMA", "Padded", "ProvenanceError", "Recording", "RecordingError", "Row", "check_fields",
+    "check_samples", "load", "read_object", "shipped", "stored_samples", "write_atomically", "write_object",
 ]  # fmt: skip

@@ -181,7 +181,7 @@ class Scheduler:
                 budget -= n
         if not chosen:
             return None
-        self._open_step = ScheduledStep.of(self._num_steps, chosen, preempted, num_cached)
+        self._open_step = ScheduledStep.of(self._num_steps, chosen, preempted, num_cached, limits.decodes_first)
         self._num_steps += 1
         return self._open_step
 

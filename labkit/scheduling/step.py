@@ -20,6 +20,7 @@ class SchedulerLimits:
     max_model_len: prompt and output of one request together.
     long_prefill_token_threshold: most tokens of one request's prefill in one step, 0 for no such cap.
     enable_chunked_prefill: when False a prompt runs in one step (see `rules.chunk_size`).
+    decodes_first: the rows of a step are its decodes, then the others; each in order of turn.
     """
 
     max_num_seqs: int
@@ -29,6 +30,7 @@ class SchedulerLimits:
     long_prefill_token_threshold: int = 0
     enable_chunked_prefill: bool = True
     enable_prefix_caching: bool = True
+    decodes_first: bool = False
 
 
 class ScheduledRequest(NamedTuple):
@@ -65,9 +67,14 @@ class ScheduledStep:
 
     @classmethod
     def of(
-        cls, step_id: int, chosen: Mapping[Request, int], preempted: Sequence[str], num_cached: int
+        cls,
+        step_id: int,
+        chosen: Mapping[Request, int],
+        preempted: Sequence[str],
+        num_cached: int,
+        decodes_first: bool = False,
     ) -> ScheduledStep:
-        """Build a step from the number of tokens chosen for each request, in the order of the rows."""
+        """Build a step from the number of tokens chosen for each request, in order of turn."""
         rows = []
         num_decodes = max_seq_len = 0
         for request, n in chosen.items():
@@ -80,6 +87,8 @@ class ScheduledStep:
             num_decodes += is_decode
             if end > max_seq_len:
                 max_seq_len = end
+        if decodes_first and 0 < num_decodes < len(rows):
+            rows.sort(key=lambda row: not row[4])
         return cls(
             step_id=step_id,
             requests=tuple(map(ScheduledRequest._make, rows)),

@@ -5,17 +5,21 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from labkit import LLM, EngineConfig
 from labkit.attention import registry
-from labkit.attention.interface import Platform
+from labkit.attention.interface import AttentionCGSupport, AttentionSpec, Availability, Platform, Provider, Reason
+from labkit.attention.kernels.tiles import choose_tile
 from labkit.attention.sdpa import TorchSDPABackend
-from labkit.config import ModelConfig
-from labkit.engine.plan import make_plan
+from labkit.attention.selector import select
+from labkit.config import ATTENTION_BACKENDS, SDPA_KERNELS, ModelConfig
+from labkit.engine.plan import make_plan, resolve_dtype
 from labkit.errors import BackendError, ConfigError
 from labkit.llm import BACKEND_VARIABLE
 
-MODEL = ModelConfig("m", 512, 64, 128, 2, 4, 2, 32, 4096)
+MODEL = ModelConfig("m", 512, 256, 512, 2, 4, 2, 64, 4096)
 SMALL = {"device": "cpu", "max_model_len": 64, "max_num_seqs": 2, "max_num_batched_tokens": 64, "enforce_eager": True}
 
 
@@ -123,7 +127,7 @@ def test_a_page_size_that_excludes_a_better_backend_is_named() -> None:
     hopper = registry.platform_for_gpu("H200")
     best = make_plan(EngineConfig(), MODEL, hopper)
     plan = make_plan(EngineConfig(block_size=24), MODEL, hopper)
-    assert plan.backend == "TORCH_SDPA", "it is the one that takes any size"
+    assert plan.backend != best.backend, "whose pages are multiples of 16"
     (note,) = [n for n in plan.notes if "block_size=24" in n]
     assert f"excludes {best.backend}" in note and f"set it to {best.spec.block_size}" in note
     assert not make_plan(EngineConfig(block_size=best.spec.block_size), MODEL, hopper).notes
@@ -140,3 +144,215 @@ def test_flash_attn_version_takes_auto_and_three_numbers() -> None:
     for wrong in (1, 5, "3", True, 3.0):
         with pytest.raises(ConfigError, match="flash_attn_version"):
             EngineConfig(flash_attn_version=wrong)  # type: ignore[arg-type]
+
+
+# --- every backend's reasons ---------------------------------------------------------------------------------------
+
+WRITTEN = [name for name, target in registry.BACKENDS.items() if target is not None]
+CAPABILITIES = [(7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (11, 0), (12, 0), (12, 1), (13, 0)]
+SETTINGS = {f.name for f in dataclasses.fields(EngineConfig)}
+PAGES = (1, 8, 16, 24, 32, 48, 64, 128, 256, 512, 768, 1024, 8192)
+
+platforms = st.sampled_from(
+    [*(Platform("cuda", capability) for capability in CAPABILITIES), Platform("rocm"), Platform("cpu")]
+)
+specs = st.builds(
+    AttentionSpec,
+    num_heads=st.sampled_from([4, 6, 9, 32]),
+    num_kv_heads=st.sampled_from([1, 2, 3, 4, 8]),
+    head_size=st.sampled_from([16, 32, 40, 64, 80, 96, 112, 128, 192, 256, 300, 512]),
+    dtype=st.sampled_from(["float32", "float16", "bfloat16"]),
+    block_size=st.sampled_from(PAGES),
+    kv_cache_dtype=st.sampled_from(["auto", "auto", "fp8_e4m3"]),
+    kv_cache_layout=st.sampled_from(["NHD", "HND"]),
+    family=st.sampled_from(["MHA", "MHA", "MHA", "MLA"]),
+    sliding_window=st.sampled_from([None, None, 1, 128]),
+    logits_soft_cap=st.sampled_from([None, None, 30.0]),
+    has_sinks=st.booleans(),
+    max_model_len=st.sampled_from([128, 8192, 131_072]),
+    max_num_seqs=st.sampled_from([1, 256, 1024]),
+    max_num_batched_tokens=st.sampled_from([64, 8192]),
+    sdpa_kernel=st.sampled_from(SDPA_KERNELS),
+    num_splits=st.sampled_from([0, 0, 1, 4, 64, 200]),
+    flash_attn_version=st.sampled_from([None, None, 2, 3, 4]),
+    split_mixed_batches=st.booleans(),
+    batch_invariant=st.booleans(),
+)
+providers = st.lists(
+    st.builds(Provider, st.sampled_from([2, 3, 4]), st.just("some library 1.0"), st.booleans(), st.just("")), max_size=4
+)
+availabilities = st.none() | st.builds(
+    Availability, st.booleans(), st.just(""), st.just("1.0"), providers.map(tuple)
+).map(lambda a: a if a.usable else dataclasses.replace(a, reason="ImportError: undefined symbol: _Z1f"))
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+@given(spec=specs, platform=platforms, available=availabilities)
+@settings(max_examples=300)
+def test_setting_the_named_field_removes_exactly_that_reason(
+    name: str, spec: AttentionSpec, platform: Platform, available: Availability | None
+) -> None:
+    backend = registry.load(name)
+
+    def answers(spec: AttentionSpec) -> dict[int | None, list[Reason]]:
+        """The backend's reasons under None, and those of each of its versions."""
+        versions = {v.version: list(v.reasons) for v in backend.versions(spec, platform, available)}
+        return {None: backend.why_not(spec, platform, available), **versions}
+
+    for who, reasons in answers(spec).items():
+        for i, reason in enumerate(reasons):
+            assert reason.condition and not reason.condition.endswith("."), reason
+            if reason.field is None:
+                continue
+            assert reason.field in SETTINGS, f"{reason.field} is no setting"
+            EngineConfig(**{reason.field: reason.value})
+            assert getattr(spec, reason.field) != reason.value, f"{reason} is what is set already"
+            left, kept = answers(dataclasses.replace(spec, **{reason.field: reason.value}))[who], [*reasons]
+            del kept[i]
+            if who is not None and reason.field != "flash_attn_version":
+                # A version outside the automatic order says so only when nothing else speaks against it.
+                left = [r for r in left if r.field != "flash_attn_version"]
+                kept = [r for r in kept if r.field != "flash_attn_version"]
+            assert left == kept, f"{who}: after {reason.field}={reason.value!r}"
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+@given(spec=specs, platform=platforms, available=availabilities)
+@settings(max_examples=200)
+def test_a_backend_answers_every_question_and_asks_for_a_page_size_it_takes(
+    name: str, spec: AttentionSpec, platform: Platform, available: Availability | None
+) -> None:
+    backend = registry.load(name)
+    tier, why = backend.graph_support(spec, platform, available)
+    assert isinstance(tier, AttentionCGSupport) and why
+    for answer in backend.versions(spec, platform, available):
+        assert answer.usable == (not answer.reasons), answer
+    size = backend.preferred_block_size(spec, platform, available)
+    left = backend.why_not(dataclasses.replace(spec, block_size=size), platform, available)
+    assert not [r for r in left if r.field == "block_size"], f"it prefers {size} and refuses it"
+
+
+# --- tables, drawn from the rules by hand --------------------------------------------------------------------------
+
+#: Llama-3.1-8B's attention in the dtype that "auto" means there, everything installed: picked, usable in this order.
+PICKS = {
+    "T4": ("float16", ["TORCH_SDPA", "TRITON_ATTN", "FLEX_ATTENTION"]),
+    "A100": ("bfloat16", ["FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION", "TORCH_SDPA"]),
+    "L4": ("bfloat16", ["FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION", "TORCH_SDPA"]),
+    "H100": ("bfloat16", ["FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION", "TORCH_SDPA"]),
+    "H200": ("bfloat16", ["FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION", "TORCH_SDPA"]),
+    "B200": ("bfloat16", ["FLASHINFER", "FLASH_ATTN", "TRITON_ATTN", "FLEX_ATTENTION", "TORCH_SDPA"]),
+    "RTX5090": ("bfloat16", ["FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION", "TORCH_SDPA"]),
+    "MI300X": ("bfloat16", ["TRITON_ATTN", "TORCH_SDPA"]),
+    "cpu": ("float32", ["TORCH_SDPA"]),
+}
+
+
+@pytest.mark.parametrize("gpu", PICKS)
+def test_what_each_gpu_picks(gpu: str) -> None:
+    platform = registry.platform_for_gpu(gpu)
+    dtype, usable = PICKS[gpu]
+    assert resolve_dtype("auto", platform)[0] == dtype
+    spec = AttentionSpec(32, 8, 128, dtype, 16)
+    selection = select(spec, platform, None, None, block_size_is_set=False)
+    automatic = [c.name for c in selection.candidates if c.usable and c.order is not None]
+    assert automatic == [name for name in usable if name in WRITTEN]
+    assert selection.selected == automatic[0]
+    assert {c.name for c in selection.candidates} == set(registry.BACKENDS), "six rows everywhere"
+
+
+def test_the_registry_has_the_names_that_the_config_takes() -> None:
+    assert tuple(registry.BACKENDS) == ATTENTION_BACKENDS
+    for name in WRITTEN:
+        assert registry.load(name).capabilities.name == name
+
+
+def test_c20_sm_12x_is_not_sm_10x() -> None:
+    """ "major >= 10" would send consumer Blackwell, and cards nobody has seen, to data-centre kernels."""
+    for capability in CAPABILITIES:
+        order = registry.priority(Platform("cuda", capability))
+        assert (order[0] == "FLASHINFER") == (capability[0] == 10), capability
+        assert set(order) == set(registry.BACKENDS) - {"XFORMERS"}
+
+
+@pytest.mark.skipif("FLASH_ATTN" not in WRITTEN, reason="FLASH_ATTN is not written yet")
+@pytest.mark.parametrize("asked", [None, 2, 3, 4])
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_c20_which_flash_attention_runs_where(capability: tuple[int, int], asked: int | None) -> None:
+    runs_on = {
+        2: {(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (11, 0), (12, 0), (12, 1), (13, 0)},
+        3: {(9, 0)},
+        4: {(9, 0), (10, 0), (10, 3), (11, 0)},
+    }
+    platform = Platform("cuda", capability)
+    spec = AttentionSpec(32, 8, 128, "float16", 256, flash_attn_version=asked)
+    backend = registry.load("FLASH_ATTN")
+    usable = {answer.version for answer in backend.versions(spec, platform) if answer.usable}
+    versions = {asked} if asked else {2, 3, 4}
+    assert usable <= {v for v in versions if capability in runs_on[v]}
+    assert bool(usable) == (not backend.why_not(spec, platform))
+    assert select(spec, platform).selected, "whatever the card, something portable serves"
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+@pytest.mark.parametrize("gpu", ["H200", "T4", "cpu"])
+def test_c22_what_takes_float32_and_what_is_told_about_bfloat16(name: str, gpu: str) -> None:
+    platform, backend = registry.platform_for_gpu(gpu), registry.load(name)
+    reasons = backend.why_not(AttentionSpec(32, 8, 128, "float32", 16), platform)
+    if name in ("FLASH_ATTN", "FLASHINFER"):
+        (dtype,) = [r for r in reasons if r.field == "dtype"]
+        assert dtype.value == ("float16" if gpu == "T4" else "bfloat16"), dtype
+    elif gpu == "H200" and name != "XFORMERS":
+        assert not reasons
+
+
+#: Page sizes each backend takes on an H200 with everything installed, of those in case C23.
+TAKES = {
+    "FLASH_ATTN": {16, 32, 48, 64, 256, 768},
+    "FLASHINFER": {8, 16, 24, 32, 48, 64, 256, 768},
+    "TRITON_ATTN": {16, 32, 48, 64, 256, 768},
+    "FLEX_ATTENTION": {16, 32, 48, 64, 256, 768},
+    "TORCH_SDPA": {1, 8, 16, 24, 32, 48, 64, 256, 768},
+}
+
+
+@pytest.mark.parametrize("name", [name for name in TAKES if name in WRITTEN])
+def test_c23_a_page_size_is_refused_at_selection_or_kept(name: str) -> None:
+    hopper, backend = registry.platform_for_gpu("H200"), registry.load(name)
+    for size in (1, 8, 16, 24, 32, 48, 64, 256, 768):
+        spec = AttentionSpec(32, 8, 128, "bfloat16", size)
+        reasons = backend.why_not(spec, hopper)
+        assert (not reasons) == (size in TAKES[name]), f"{name}, pages of {size}: {reasons}"
+        assert all(r.field == "block_size" for r in reasons), "and nothing else is wrong"
+        config = EngineConfig(block_size=size, attention_backend=name)
+        if reasons:
+            with pytest.raises(BackendError, match=f"pages of {size}.*block_size to {reasons[0].value}"):
+                make_plan(config, MODEL, hopper)
+        else:
+            plan = make_plan(config, MODEL, hopper)
+            assert plan.spec.block_size == plan.config.block_size == size
+
+
+@pytest.mark.parametrize("size", [1, 24, 48])
+def test_c23_pool_buffers_cache_and_kernel_agree_on_the_page_size(size: int) -> None:
+    with LLM("tiny-llama", block_size=size, **SMALL) as llm:
+        engine = llm.engine
+        assert engine.pool.block_size == size == engine.kv.key_caches[0].shape[1]
+        assert engine.inputs.block_size == size == engine.scheduler.limits.block_size
+        assert llm.generate("some words to fill a page or two")[0].token_ids
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("head_size", [64, 128, 256, 512])
+def test_c24_what_a_t4_selects_fits_its_shared_memory(head_size: int, dtype: str) -> None:
+    turing, itemsize = registry.platform_for_gpu("T4"), 2 if dtype == "float16" else 4
+    spec = AttentionSpec(32, 8, head_size, dtype, 16)
+    triton = select(spec, turing).candidate("TRITON_ATTN")
+    tiles = [choose_tile(head_size, itemsize, rows, 65_536, (7, 5)) for rows in (1, 16, 64, 4096)]
+    if triton.usable:
+        for tile in tiles:
+            assert tile is not None and tile.shared_bytes(head_size, itemsize, (7, 5)) <= 65_536
+            assert tile.block_m >= 16 and tile.block_n >= 16
+    else:
+        assert any("head size" in str(r) for r in triton.reasons)
+    assert select(spec, turing).selected == "TORCH_SDPA"

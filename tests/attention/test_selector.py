@@ -15,7 +15,8 @@ from labkit.errors import BackendError, ConfigError, LabkitError
 
 SPEC = AttentionSpec(32, 8, 128, "bfloat16", 16)
 HALF = dataclasses.replace(SPEC, dtype="float16")
-LOADS = {"TRITON_ATTN": Availability(True), "TORCH_SDPA": Availability(True)}
+MISSING = Availability(False, "ModuleNotFoundError: No module named 'that'")
+LOADS = {name: Availability(True) if name in ("TRITON_ATTN", "TORCH_SDPA") else MISSING for name in registry.BACKENDS}
 MODEL = ModelConfig("m", 512, 64, 128, 2, 4, 2, 32, 4096)
 
 
@@ -30,24 +31,33 @@ MODEL = ModelConfig("m", 512, 64, 128, 2, 4, 2, 32, 4096)
         ("cpu", dataclasses.replace(SPEC, dtype="float32"), "TORCH_SDPA"),
     ],
 )
-def test_what_each_gpu_picks(gpu: str, spec: AttentionSpec, picked: str) -> None:
-    selection = select(spec, registry.platform_for_gpu(gpu))
+def test_what_each_gpu_picks_when_nothing_was_installed_for_attention(
+    gpu: str, spec: AttentionSpec, picked: str
+) -> None:
+    selection = select(spec, registry.platform_for_gpu(gpu), None, LOADS)
     assert selection.selected == picked
     for candidate in selection.candidates:
         assert candidate.usable == (not candidate.reasons), candidate.name
 
 
-def test_all_six_names_are_listed_and_the_unwritten_ones_say_so() -> None:
-    found = {c.name: c for c in candidates(SPEC, registry.platform_for_gpu("H200"))}
+def test_all_six_names_are_listed_and_one_is_for_an_explicit_choice_only() -> None:
+    found = {c.name: c for c in candidates(SPEC, registry.platform_for_gpu("H200"), LOADS)}
     assert set(found) == set(registry.BACKENDS) and len(found) == 6
+    assert [name for name, c in found.items() if c.order is None] == ["XFORMERS"]
     for name in ("FLASH_ATTN", "FLASHINFER", "FLEX_ATTENTION", "XFORMERS"):
-        assert not found[name].usable and registry.UNWRITTEN in str(found[name].reasons[0])
-    assert found["XFORMERS"].order is None, "XFORMERS is never picked automatically"
+        assert not found[name].usable and found[name].reasons
+
+
+def test_whatever_is_installed_xformers_is_never_picked_by_itself() -> None:
+    only = {name: Availability(True) if name == "XFORMERS" else MISSING for name in registry.BACKENDS}
+    with pytest.raises(BackendError):
+        select(SPEC, registry.platform_for_gpu("A100"), None, only)
 
 
 @pytest.mark.parametrize("capability", [(7, 0), (7, 5), (8, 0), (8, 9), (9, 0), (10, 3), (11, 0), (12, 1), (13, 0)])
 def test_every_capability_has_an_answer(capability: tuple[int, int]) -> None:
-    assert select(HALF, Platform("cuda", capability)).selected in ("TRITON_ATTN", "TORCH_SDPA")
+    assert select(HALF, Platform("cuda", capability), None, LOADS).selected in ("TRITON_ATTN", "TORCH_SDPA")
+    assert select(HALF, Platform("cuda", capability)).selected in registry.BACKENDS
 
 
 def test_c19_turing_falls_back_and_an_explicit_choice_fails_at_once() -> None:
@@ -64,7 +74,7 @@ def test_c19_turing_falls_back_and_an_explicit_choice_fails_at_once() -> None:
 def test_c21_an_explicit_choice_is_never_replaced() -> None:
     odd = dataclasses.replace(SPEC, head_size=300)
     with pytest.raises(BackendError) as error:
-        select(odd, registry.platform_for_gpu("H200"), "triton_attn")
+        select(odd, registry.platform_for_gpu("H200"), "triton_attn", LOADS)
     assert error.value.what == "attention_backend='TRITON_ATTN'"
     assert "head size 300" in error.value.why and "TORCH_SDPA" in error.value.try_
     assert select(SPEC, registry.platform_for_gpu("H200"), "torch_sdpa").selected == "TORCH_SDPA"
@@ -87,7 +97,8 @@ def test_c21_names_are_taken_in_any_case_and_auto_means_no_choice() -> None:
 
 def test_c22_float32_goes_to_backends_that_have_it() -> None:
     spec = dataclasses.replace(SPEC, dtype="float32")
-    assert select(spec, registry.platform_for_gpu("H200")).selected in ("TRITON_ATTN", "TORCH_SDPA")
+    found = select(spec, registry.platform_for_gpu("H200")).candidates
+    assert not {c.name for c in found if c.usable} & {"FLASH_ATTN", "FLASHINFER"}
 
 
 def test_c22_auto_means_float16_on_turing_with_one_notice() -> None:
@@ -102,11 +113,26 @@ def test_c22_auto_means_float16_on_turing_with_one_notice() -> None:
     assert resolve_dtype("auto", Platform("cpu")) == ("float32", [])
 
 
-def test_an_import_error_is_shown_as_it_is() -> None:
+def test_c26_an_import_error_is_shown_as_it_is() -> None:
     broken = {**LOADS, "TRITON_ATTN": Availability(False, "OSError: libcuda.so.1: cannot open shared object file")}
     selection = select(SPEC, registry.platform_for_gpu("H200"), None, broken)
     assert selection.selected == "TORCH_SDPA"
-    assert "libcuda.so.1" in str(selection.candidate("TRITON_ATTN").reasons[0])
+    assert "OSError: libcuda.so.1: cannot open" in str(selection.candidate("TRITON_ATTN").reasons[0])
+
+
+@pytest.mark.parametrize(
+    ("reason", "remedy"),
+    [
+        ("ModuleNotFoundError: No module named 'that'", "install it"),
+        ("ImportError: undefined symbol: _ZN3c10", "mend its installation"),
+        ("OSError: libcudart.so.12: cannot open shared object file", "mend its installation"),
+        ("RuntimeError: built without paged KV", "mend its installation"),
+    ],
+)
+def test_c26_only_what_is_missing_is_to_be_installed(reason: str, remedy: str) -> None:
+    broken = {**LOADS, "TRITON_ATTN": Availability(False, reason)}
+    first = select(SPEC, registry.platform_for_gpu("H200"), None, broken).candidate("TRITON_ATTN").reasons[0]
+    assert first.condition == reason and first.remedy.startswith(remedy)
 
 
 def test_when_nothing_can_serve_every_reason_is_named() -> None:
@@ -120,6 +146,16 @@ def test_on_a_cpu_triton_is_never_automatic() -> None:
     spec = dataclasses.replace(SPEC, dtype="float32")
     selection = select(spec, Platform("cpu"), None, LOADS)
     assert selection.selected == "TORCH_SDPA" and selection.candidate("TRITON_ATTN").order is None
+
+
+def test_an_amd_gpu_gets_the_portable_backends_and_is_told_that_it_was_never_tried() -> None:
+    amd = registry.platform_for_gpu("MI300X")
+    assert (amd.device_type, amd.capability) == ("rocm", None), "its numbers must not pass for sm_9x"
+    selection = select(SPEC, amd)
+    assert selection.selected == "TRITON_ATTN"
+    assert [c.name for c in selection.candidates if c.order] == ["TRITON_ATTN", "TORCH_SDPA"]
+    plan = make_plan(EngineConfig(), MODEL, amd)
+    assert plan.dtype == "bfloat16" and plan.notes == (registry.NEVER_RUN,)
 
 
 def test_an_unknown_gpu_is_answered() -> None:

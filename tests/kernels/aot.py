@@ -16,7 +16,7 @@ import tempfile
 from typing import Any
 
 from labkit.attention.kernels import paged
-from labkit.attention.kernels.tiles import Tile, choose_tile, shared_memory_limit
+from labkit.attention.kernels.tiles import Tile, choose_tile, has_interior_loop, shared_memory_limit
 from labkit.launch import Kernel, next_power_of_2
 from labkit.models import kernels as model_kernels
 from labkit.paging import cache_write
@@ -49,6 +49,7 @@ def strides(name: str, row: int, head: int, extra: int, page: int = 0) -> dict[s
 def attention(
     arch: int, dtype: str, heads: tuple[int, int, int], *, rows: int, split: bool = False, one_token: bool = False,
     window: int = 0, soft_cap: bool = False, sinks: bool = False, lse: bool = False, page: int = 16,
+    invariant: bool = False,
 ) -> Case:  # fmt: skip
     num_heads, num_kv_heads, size = heads
     itemsize = 4 if dtype == "fp32" else 2
@@ -60,12 +61,13 @@ def attention(
         **strides("OUT", num_heads * size, size, 56),
         NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_SIZE=size, HEAD_PADDED=next_power_of_2(size),
         PAGE=page, WINDOW=window, SOFT_CAP=soft_cap, SINKS=sinks, WRITE_LSE=lse, ONE_TOKEN=one_token, MAX_REQS=256,
-        SPLIT=split, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, PRECISION="ieee" if dtype == "fp32" else "tf32",
+        SPLIT=split, FIXED_RANGES=split and invariant, INTERIOR=has_interior_loop(tile, one_token, window, invariant),
+        BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, PRECISION="ieee" if dtype == "fp32" else "tf32",
     )  # fmt: skip
     types = dict(
         q_ptr=f"*{dtype}", k_ptr=f"*{dtype}", v_ptr=f"*{dtype}", out_ptr="*fp32" if split else f"*{dtype}",
         lse_ptr="*fp32", sinks_ptr=f"*{dtype}", block_table_ptr="*i32", seq_lens_ptr="*i32", query_start_ptr="*i32",
-        scale_log2="fp32", soft_cap="fp32", num_reqs="i32", block_table_stride="i32", min_tiles_per_split="i32",
+        scale_log2="fp32", soft_cap="fp32", num_reqs="i32", block_table_stride="i32", tiles_per_split="i32",
     )  # fmt: skip
     return Case(paged.paged_attention_kernel, types, constants, tile.num_warps, tile.num_stages, tile)
 
@@ -176,6 +178,7 @@ def cases(arch: int) -> dict[str, Case]:
     out = {
         "split": attention(arch, dtype, llama, rows=4, one_token=True, split=True),
         "mixed": attention(arch, dtype, llama, rows=many),
+        "invariant": attention(arch, dtype, llama, rows=many, split=True, invariant=True),
         "merge": merge(dtype, llama),
         "write_kv": write_kv(dtype, smol),
         "add_rms_norm": norm(dtype, 576, add=True),

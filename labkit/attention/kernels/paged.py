@@ -22,30 +22,30 @@ tl: Any = None  # `triton.language` once a kernel has been launched
 
 
 @DeviceFunction
-def attend_tile(
-    q, row_pos, block_row_ptr, k_head_ptr, v_head_ptr, first_key, end_key, lo, hi, scale_log2, soft_cap,
+def attend_keys(
+    acc, m, total, page, q, row_pos, block_row_ptr, k_head_ptr, v_head_ptr, first_key, end_key, lo, hi,
+    scale_log2, soft_cap,
     K_STRIDE_PAGE: tl.constexpr, K_STRIDE_TOKEN: tl.constexpr,
     V_STRIDE_PAGE: tl.constexpr, V_STRIDE_TOKEN: tl.constexpr,
     PAGE: tl.constexpr, HEAD_SIZE: tl.constexpr, HEAD_PADDED: tl.constexpr, WINDOW: tl.constexpr,
-    SOFT_CAP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+    SOFT_CAP: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Online softmax of a tile's rows over keys [lo, hi); returns unnormalised output, running maximum and sum.
+    """Go on with the online softmax of a tile's rows over keys [lo, hi); `page` holds the page numbers of the first.
 
     Only keys in [first_key, end_key) are loaded: what lies outside (tails of pages, the null block) may hold NaN, and
-    0 × NaN would still poison the product with V.
+    0 × NaN would still poison the product with V. Without MASKED every row sees every key of [lo, hi), whole tiles.
     """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, HEAD_PADDED)
-    m = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, HEAD_PADDED], tl.float32)
-    # Page numbers are fetched one tile ahead: a load whose address comes from another load of the same iteration would
-    # cost the software pipeline a stage. One number per key; neighbours read the same word, which spares a reshape.
-    page = tl.load(block_row_ptr + (lo + offs_n) // PAGE, mask=lo + offs_n < end_key, other=0)
     for start in range(lo, hi, BLOCK_N):
         keys = start + offs_n
         live = (keys >= first_key) & (keys < end_key)
-        kv_mask = live[:, None] if HEAD_SIZE == HEAD_PADDED else live[:, None] & (offs_d < HEAD_SIZE)[None, :]
+        if MASKED:
+            kv_mask = live[:, None] if HEAD_SIZE == HEAD_PADDED else live[:, None] & (offs_d < HEAD_SIZE)[None, :]
+        elif HEAD_SIZE == HEAD_PADDED:
+            kv_mask = tl.full([BLOCK_N, HEAD_PADDED], 1, tl.int1)  # the compiler drops a mask that is constant
+        else:
+            kv_mask = (offs_d < HEAD_SIZE)[None, :]
         slot = (keys % PAGE).to(tl.int64)
         k_rows = page.to(tl.int64) * K_STRIDE_PAGE + slot * K_STRIDE_TOKEN
         v_rows = page.to(tl.int64) * V_STRIDE_PAGE + slot * V_STRIDE_TOKEN
@@ -58,36 +58,75 @@ def attend_tile(
             e = tl.exp2(-2.0 * tl.abs(s) / soft_cap)
             t = (1.0 - e) / (1.0 + e)
             s = tl.where(s < 0, -t, t) * (soft_cap * 1.4426950408889634)
-        # Bottom-right causal: a row at absolute position p sees keys ≤ p.
-        seen = live[None, :] & (keys[None, :] <= row_pos[:, None])
-        if WINDOW > 0:
-            seen = seen & (keys[None, :] > row_pos[:, None] - WINDOW)
-        s = tl.where(seen, s, float("-inf"))
+        if MASKED:
+            # Bottom-right causal: a row at absolute position p sees keys ≤ p.
+            seen = live[None, :] & (keys[None, :] <= row_pos[:, None])
+            if WINDOW > 0:
+                seen = seen & (keys[None, :] > row_pos[:, None] - WINDOW)
+            s = tl.where(seen, s, float("-inf"))
         m_new = tl.maximum(m, tl.max(s, 1))
         # A row that has seen nothing yet keeps −inf; subtracting it from itself would be NaN.
-        m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)
+        m_safe = tl.where(m_new == float("-inf"), 0.0, m_new) if MASKED else m_new
         p = tl.exp2(s - m_safe[:, None])
         alpha = tl.exp2(m - m_safe)
         total = total * alpha + tl.sum(p, 1)
         acc = acc * alpha[:, None] + tl.dot(p.to(v.dtype), v, input_precision=PRECISION)
         m = m_new
+    return acc, m, total, page
+
+
+@DeviceFunction
+def attend_tile(
+    q, row_pos, first_pos, block_row_ptr, k_head_ptr, v_head_ptr, first_key, end_key, lo, hi, scale_log2, soft_cap,
+    K_STRIDE_PAGE: tl.constexpr, K_STRIDE_TOKEN: tl.constexpr,
+    V_STRIDE_PAGE: tl.constexpr, V_STRIDE_TOKEN: tl.constexpr,
+    PAGE: tl.constexpr, HEAD_SIZE: tl.constexpr, HEAD_PADDED: tl.constexpr, WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+    INTERIOR: tl.constexpr,
+):  # fmt: skip
+    """Softmax of a tile's rows over keys [lo, hi); returns unnormalised output, running maximum and sum.
+
+    `first_pos` is the position of the first row. With INTERIOR the tiles of keys that every row sees, most of a long
+    prefill, run in a loop of their own without masks.
+    """
+    offs_n = tl.arange(0, BLOCK_N)
+    m = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, HEAD_PADDED], tl.float32)
+    # Page numbers are fetched one tile ahead: a load whose address comes from another load of the same iteration would
+    # cost the software pipeline a stage. One number per key; neighbours read the same word, which spares a reshape.
+    page = tl.load(block_row_ptr + (lo + offs_n) // PAGE, mask=lo + offs_n < end_key, other=0)
+    if INTERIOR:
+        edge = tl.maximum(lo, tl.minimum(hi, tl.maximum(first_pos + 1, 0) // BLOCK_N * BLOCK_N))
+        acc, m, total, page = attend_keys(
+            acc, m, total, page, q, row_pos, block_row_ptr, k_head_ptr, v_head_ptr, first_key, end_key, lo, edge,
+            scale_log2, soft_cap, K_STRIDE_PAGE, K_STRIDE_TOKEN, V_STRIDE_PAGE, V_STRIDE_TOKEN,
+            PAGE, HEAD_SIZE, HEAD_PADDED, WINDOW, SOFT_CAP, BLOCK_N, PRECISION, False,
+        )  # fmt: skip
+        lo = edge
+    acc, m, total, page = attend_keys(
+        acc, m, total, page, q, row_pos, block_row_ptr, k_head_ptr, v_head_ptr, first_key, end_key, lo, hi,
+        scale_log2, soft_cap, K_STRIDE_PAGE, K_STRIDE_TOKEN, V_STRIDE_PAGE, V_STRIDE_TOKEN,
+        PAGE, HEAD_SIZE, HEAD_PADDED, WINDOW, SOFT_CAP, BLOCK_N, PRECISION, True,
+    )  # fmt: skip
     return acc, m, total
 
 
 @kernel(
     tensors="q_ptr k_ptr v_ptr out_ptr lse_ptr sinks_ptr block_table_ptr seq_lens_ptr query_start_ptr",
-    numbers="scale_log2 soft_cap num_reqs block_table_stride min_tiles_per_split",
+    numbers="scale_log2 soft_cap num_reqs block_table_stride tiles_per_split",
 )
 def paged_attention_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, sinks_ptr, block_table_ptr, seq_lens_ptr, query_start_ptr,
-    scale_log2, soft_cap, num_reqs, block_table_stride, min_tiles_per_split,
+    scale_log2, soft_cap, num_reqs, block_table_stride, tiles_per_split,
     Q_STRIDE_TOKEN: tl.constexpr, Q_STRIDE_HEAD: tl.constexpr,
     K_STRIDE_PAGE: tl.constexpr, K_STRIDE_TOKEN: tl.constexpr, K_STRIDE_HEAD: tl.constexpr,
     V_STRIDE_PAGE: tl.constexpr, V_STRIDE_TOKEN: tl.constexpr, V_STRIDE_HEAD: tl.constexpr,
     OUT_STRIDE_TOKEN: tl.constexpr, OUT_STRIDE_HEAD: tl.constexpr,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, HEAD_PADDED: tl.constexpr,
     PAGE: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, SINKS: tl.constexpr, WRITE_LSE: tl.constexpr,
-    ONE_TOKEN: tl.constexpr, MAX_REQS: tl.constexpr, SPLIT: tl.constexpr,
+    ONE_TOKEN: tl.constexpr, MAX_REQS: tl.constexpr, SPLIT: tl.constexpr, FIXED_RANGES: tl.constexpr,
+    INTERIOR: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One tile of query rows; with SPLIT one slice of its keys, as a partial result for `merge_splits_kernel`.
@@ -95,7 +134,9 @@ def paged_attention_kernel(
     Grid: (tiles × KV heads × head tiles, splits). KV heads vary fastest, so that neighbours in time read neighbours in
     memory. With ONE_TOKEN no request brings more than one token and tile i is request i. MAX_REQS is a power of two
     ≥ num_reqs. With SPLIT, out is fp32 `[num_tokens, NUM_HEADS, splits, HEAD_SIZE]` and lse, in base 2, always written,
-    `[num_tokens, NUM_HEADS, splits]`; a split with nothing to see writes only its LSE, −inf.
+    `[num_tokens, NUM_HEADS, splits]`; a split with nothing to see writes only its LSE, −inf. The splits share the keys
+    that the tile sees; with FIXED_RANGES each has its own `tiles_per_split` tiles, counted from key 0, whatever the
+    tile sees. INTERIOR: see `attend_tile`.
     """
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
     ROW_HEADS: tl.constexpr = GROUP if GROUP < BLOCK_M else BLOCK_M
@@ -103,7 +144,9 @@ def paged_attention_kernel(
     HEAD_TILES: tl.constexpr = (GROUP + ROW_HEADS - 1) // ROW_HEADS
 
     pid = tl.program_id(0)
-    tile = pid // (NUM_KV_HEADS * HEAD_TILES)
+    # From the last tile down: with causal attention a request's last tiles take longest, and what starts late should
+    # be short.
+    tile = tl.num_programs(0) // (NUM_KV_HEADS * HEAD_TILES) - 1 - pid // (NUM_KV_HEADS * HEAD_TILES)
     kv_head = pid % (NUM_KV_HEADS * HEAD_TILES) // HEAD_TILES
     head_tile = pid % HEAD_TILES
 
@@ -143,10 +186,14 @@ def paged_attention_kernel(
     if SPLIT:
         split = tl.program_id(1)
         splits = tl.num_programs(1)
-        tiles = tl.cdiv(tl.maximum(end_key - lo, 0), BLOCK_N)
-        per_split = tl.maximum(tl.cdiv(tiles, splits), min_tiles_per_split) * BLOCK_N
-        lo += split * per_split
-        hi = tl.minimum(lo + per_split, end_key)
+        if FIXED_RANGES:
+            begin = split * tiles_per_split * BLOCK_N
+            hi = tl.minimum(begin + tiles_per_split * BLOCK_N, end_key)
+            lo = tl.maximum(lo, begin)
+        else:
+            per_split = tl.cdiv(tl.cdiv(tl.maximum(end_key - lo, 0), BLOCK_N), splits) * BLOCK_N
+            lo += split * per_split
+            hi = tl.minimum(lo + per_split, end_key)
         part = (row_token * NUM_HEADS + row_head) * splits + split
         if lo >= hi:
             tl.store(lse_ptr + part, tl.full([BLOCK_M], float("-inf"), tl.float32), mask=row_ok)
@@ -157,11 +204,11 @@ def paged_attention_kernel(
     q_rows = row_token * Q_STRIDE_TOKEN + row_head * Q_STRIDE_HEAD
     q = tl.load(q_ptr + q_rows[:, None] + offs_d[None, :], mask=row_mask, other=0.0)
     acc, m, total = attend_tile(
-        q, row_pos, block_table_ptr + req.to(tl.int64) * block_table_stride,
+        q, row_pos, seq_len - query_len + first_query, block_table_ptr + req.to(tl.int64) * block_table_stride,
         k_ptr + kv_head.to(tl.int64) * K_STRIDE_HEAD, v_ptr + kv_head.to(tl.int64) * V_STRIDE_HEAD,
         first_key, end_key, lo, hi, scale_log2, soft_cap,
         K_STRIDE_PAGE, K_STRIDE_TOKEN, V_STRIDE_PAGE, V_STRIDE_TOKEN,
-        PAGE, HEAD_SIZE, HEAD_PADDED, WINDOW, SOFT_CAP, BLOCK_M, BLOCK_N, PRECISION,
+        PAGE, HEAD_SIZE, HEAD_PADDED, WINDOW, SOFT_CAP, BLOCK_M, BLOCK_N, PRECISION, INTERIOR,
     )  # fmt: skip
 
     if SPLIT:

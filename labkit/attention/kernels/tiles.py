@@ -83,6 +83,16 @@ def query_tiles(tile: Tile, group: int, num_tokens: int, num_reqs: int, max_quer
     return (num_reqs if max_query_len <= 1 else num_tokens // block_q + num_reqs), head_tiles
 
 
+def has_interior_loop(tile: Tile, one_token: bool, window: int | None, batch_invariant: bool) -> bool:
+    """Whether tiles of keys that every row sees get a loop of their own without masks.
+
+    A decode has one masked tile among few and waits for memory; small tiles are those of unrolled products, which two
+    loops would push out of the registers. A tile that one batch masks and another does not would be two programs whose
+    rounding may differ, so a batch-invariant kernel has one loop.
+    """
+    return tile.block_m > 16 and not one_token and not window and not batch_invariant
+
+
 def choose_num_splits(
     programs: int, num_sms: int, max_seq_len: int, block_n: int, requested: int = 0, limit: int = MAX_SPLITS
 ) -> int:
@@ -102,6 +112,18 @@ def choose_num_splits(
     tiles = max(1, -(-max_seq_len // block_n))
     splits = requested if requested > 0 else 2 * num_sms // programs
     return max(1, min(splits, tiles, limit, MAX_SPLITS))
+
+
+def fixed_ranges(max_model_len: int, block_n: int, requested: int) -> tuple[int, int]:
+    """(splits, tiles of keys in each) that no batch has a say in: equal ranges of positions up to the longest context.
+
+    A row then finds every key in the same split whatever else is in its tile. The price: a request much shorter than
+    `max_model_len` has its keys in the first splits only. One split has no range, (1, 0).
+    """
+    tiles = max(1, -(-max_model_len // block_n))
+    splits = max(1, min(requested, tiles, MAX_SPLITS))
+    per_split = -(-tiles // splits)
+    return (-(-tiles // per_split), per_split) if splits > 1 else (1, 0)
 
 
 def scratch_rows(num_heads: int, num_kv_heads: int, num_sms: int, max_num_seqs: int, requested: int = 0) -> int:
