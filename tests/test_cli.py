@@ -441,7 +441,7 @@ def test_record(capsys, tmp_path) -> None:
     [
         ([], "labkit", "no command was given", "Commands: generate"),
         (["bnch"], "labkit bnch", "there is no such command", "Did you mean 'bench'?"),
-        (["split"], "labkit split", "there is no such command", ""),
+        (["compare"], "labkit split", "there is no such command", ""),
         (["bench", "--batc", "3"], "labkit bench --batc", "there is no such option", "Did you mean '--batch'?"),
         (["bench", "--batch", "x"], "labkit bench --batch", "'x' is not a whole number", "--help"),
         (["bench", "--batch", "1,0"], "labkit bench --batch", "0 is below 1", "--help"),
@@ -521,9 +521,9 @@ def test_whatever_happens_there_is_one_object(capsys, monkeypatch, error) -> Non
 def test_help_lists_only_what_exists(capsys) -> None:
     code, out, _ = say(capsys, "--help")
     assert code == 0
-    for name in ("generate", "doctor", "backends", "modes", "sizes", "bench attention", "record"):
+    for name in ("generate", "doctor", "backends", "modes", "sizes", "split", "bench attention", "record"):
         assert f"  {name} " in out
-    for name in ("split", "compare", "export", "course", "bisect"):
+    for name in ("compare", "export", "course", "bisect"):
         assert name not in out
     for command in entry.COMMANDS:
         code, out, _ = say(capsys, *command.split(), "--help")

@@ -201,8 +201,10 @@ def test_an_unknown_field_is_answered() -> None:
 def test_the_plan_says_how_the_mode_came_about() -> None:
     hopper = registry.platform_for_gpu("H200")
     plan = make_plan(EngineConfig(), MODEL, hopper, LOADS)
-    assert plan.mode.name == "FULL_DECODE_ONLY" and plan.backend == "TRITON_ATTN"
-    assert "PIECEWISE needs a model compiled in pieces" in " ".join(plan.mode_trail)
+    assert plan.mode.name == "FULL_AND_PIECEWISE" and plan.backend == "TRITON_ATTN"
+    uncut = make_plan(EngineConfig(piecewise_method="compile"), MODEL, hopper, LOADS)
+    assert uncut.mode.name == "FULL_DECODE_ONLY"
+    assert "PIECEWISE needs a model compiled in pieces" in " ".join(uncut.mode_trail)
     assert make_plan(EngineConfig(cudagraph_mode="FULL"), MODEL, hopper, LOADS).mode.name == "FULL"
     sdpa = make_plan(
         EngineConfig(cudagraph_mode="FULL", attention_backend="TORCH_SDPA", max_model_len=512), MODEL, hopper, LOADS
