@@ -503,8 +503,10 @@ def test_the_workspaces_hold_every_plan_of_a_shape(library: str, heads: tuple[in
             lens[: len(query_lens)] = [rng.randint(n, 4096) for n in query_lens]
             backend._plan_layout(planned, page_layout(starts, lens, 16, False), backend._indices)
             assert planned.wrapper._plan_info == before
-    starts = np.arange(65, dtype=np.int32) * 40
-    backend._plan_layout(backend._eager, page_layout(starts, np.full(64, 4096, np.int32), 16), backend._indices)
+    for rows, reqs in ((40, 64), (600, 1), (70, 2), (1, 3)):  # eager: many tiles, and few that are split
+        starts = np.arange(reqs + 1, dtype=np.int32) * rows
+        layout = page_layout(starts, np.full(reqs, 4096, np.int32), 16)
+        backend._plan_layout(backend._eager, layout, backend._indices)
 
 
 # --- the list of pages -----------------------------------------------------------------------------------------------
