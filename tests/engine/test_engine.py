@@ -285,7 +285,7 @@ def test_a_failed_forward_loses_no_request(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("changes", "error", "named"),
     [
-        ({"attention_backend": "FLASH_ATTN"}, BackendError, "no adapter"),
+        ({"attention_backend": "FLASH_ATTN"}, BackendError, "needs an NVIDIA GPU"),
         ({"attention_backend": "TRITON"}, ConfigError, "TRITON_ATTN"),
         ({"cudagraph_mode": "FULL", "sdpa_kernel": "flash"}, ConfigError, "NEVER"),
         ({"model": "smollm2"}, ConfigError, "smollm2-135m"),
