@@ -73,7 +73,7 @@ class LLM:
         from labkit.engine.plan import resolve_dtype
         from labkit.models.loader import load_model
 
-        config = self._with_environment(config)
+        asked, config = config, self._with_environment(config)
         device, platform = find_device(config.device)
         available = find_backends(platform, config.attention_backend)
         dtype, _ = resolve_dtype(config.dtype, platform)
@@ -82,7 +82,7 @@ class LLM:
         loaded = load_model(config.model, dtype=dtype, device=device, seed=config.seed)
         if self._progress:
             self._progress("loading", 1, 1, config.model)
-        with self._naming_the_variable():
+        with self._naming_the_variable(asked):
             return Engine(loaded, config, platform, device, available, self._progress)
 
     def _with_environment(self, config: EngineConfig) -> EngineConfig:
@@ -92,13 +92,13 @@ class LLM:
         return config.replace(attention_backend=self._from_environment)
 
     @contextlib.contextmanager
-    def _naming_the_variable(self, asked: EngineConfig | None = None) -> Iterator[None]:
+    def _naming_the_variable(self, asked: EngineConfig) -> Iterator[None]:
         """A backend that the environment asks for and that cannot serve: the sentence says where it was asked for."""
         try:
             yield
         except BackendError as error:
-            name, said = self._from_environment, (asked or self._asked).attention_backend
-            if said is None and error.what == f"attention_backend={name!r}":
+            name = self._from_environment
+            if asked.attention_backend is None and error.what == f"attention_backend={name!r}":
                 raise BackendError(f"{BACKEND_VARIABLE}={name!r}", error.why, error.try_) from None
             raise
 
