@@ -16,6 +16,7 @@ import torch
 from labkit.attention import flashinfer as ours
 from labkit.attention.flashinfer import FlashInferBackend, page_layout
 from labkit.attention.interface import AttentionCGSupport, AttentionSpec, Platform
+from labkit.attention.kernels import pages
 from labkit.attention.registry import platform_for_gpu
 from labkit.errors import BackendError
 from tests.attention import fake_flashinfer as fake
@@ -523,9 +524,9 @@ def test_pages_are_gathered_in_order_by_the_kernel_and_by_torch(seed: int) -> No
     for gather in ("triton", "torch"):
         indices = torch.full((sum(counts) + 9,), -7, dtype=torch.int32)
         if gather == "torch":
-            ours.gather_pages_torch(table, lens.int(), indices, page, sum(counts))
+            pages.gather_pages_torch(table, lens.int(), indices, page, sum(counts))
         else:
-            ours.gather_pages_triton(table, lens.int(), indices, page, max(1, *counts, 1), 16)
+            pages.gather_pages_triton(table, lens.int(), indices, page, max(1, *counts, 1), 16)
         assert indices.tolist() == wanted + [-7] * 9, gather
 
 
