@@ -62,7 +62,7 @@ class LLM:
     ) -> None:
         config = (config or EngineConfig()).replace(**changes)
         self._asked = config.replace(model=model) if model is not None else config
-        self._from_environment = environment_backend()
+        self._variable = os.environ.get(BACKEND_VARIABLE, "")
         self._progress = progress
         self._ids = itertools.count()
         self._engine: Engine | None = None
@@ -87,9 +87,9 @@ class LLM:
 
     def _with_environment(self, config: EngineConfig) -> EngineConfig:
         """`config` with the environment's backend where it says none itself."""
-        if config.attention_backend is not None or self._from_environment is None:
+        if config.attention_backend is not None:
             return config
-        return config.replace(attention_backend=self._from_environment)
+        return config.replace(attention_backend=environment_backend(self._variable))
 
     @contextlib.contextmanager
     def _naming_the_variable(self, asked: EngineConfig) -> Iterator[None]:
@@ -97,9 +97,9 @@ class LLM:
         try:
             yield
         except BackendError as error:
-            name = self._from_environment
-            if asked.attention_backend is None and error.what == f"attention_backend={name!r}":
-                raise BackendError(f"{BACKEND_VARIABLE}={name!r}", error.why, error.try_) from None
+            what = f"attention_backend={self._variable.strip().upper()!r}"
+            if asked.attention_backend is None and error.what == what:
+                raise BackendError(f"{BACKEND_VARIABLE}={self._variable!r}", error.why, error.try_) from None
             raise
 
     # --- what was built --------------------------------------------------------------------------------------------
@@ -436,13 +436,16 @@ def find_device(asked: str = "auto") -> tuple[torch.device, Platform]:
     return device, Platform("cuda", torch.cuda.get_device_capability(device), name)
 
 
-def environment_backend() -> str | None:
+def environment_backend(word: str | None = None) -> str | None:
     """The backend that LABKIT_ATTENTION_BACKEND asks for, "auto", or None where it is unset or empty.
+
+    Args:
+        word: what the variable held; None reads it now.
 
     Raises:
         ConfigError: there is no backend of that name.
     """
-    word = os.environ.get(BACKEND_VARIABLE, "").strip()
+    word = (os.environ.get(BACKEND_VARIABLE, "") if word is None else word).strip()
     if not word:
         return None
     try:
