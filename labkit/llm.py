@@ -63,7 +63,7 @@ class LLM:
     ) -> None:
         config = (config or EngineConfig()).replace(**changes)
         self._asked = config.replace(model=model) if model is not None else config
-        self._from_environment = environment_backend()
+        self._variable = os.environ.get(BACKEND_VARIABLE, "")
         self._progress = progress
         self._ids = itertools.count()
         self._engine: Engine | None = None
@@ -74,7 +74,7 @@ class LLM:
         from labkit.engine.plan import resolve_dtype
         from labkit.models.loader import load_model
 
-        config = self._with_environment(config)
+        asked, config = config, self._with_environment(config)
         device, platform = find_device(config.device)
         available = find_backends(platform, config.attention_backend)
         dtype, _ = resolve_dtype(config.dtype, platform)
@@ -83,24 +83,24 @@ class LLM:
         loaded = load_model(config.model, dtype=dtype, device=device, seed=config.seed)
         if self._progress:
             self._progress("loading", 1, 1, config.model)
-        with self._naming_the_variable():
+        with self._naming_the_variable(asked):
             return Engine(loaded, config, platform, device, available, self._progress)
 
     def _with_environment(self, config: EngineConfig) -> EngineConfig:
         """`config` with the environment's backend where it says none itself."""
-        if config.attention_backend is not None or self._from_environment is None:
+        if config.attention_backend is not None:
             return config
-        return config.replace(attention_backend=self._from_environment)
+        return config.replace(attention_backend=environment_backend(self._variable))
 
     @contextlib.contextmanager
-    def _naming_the_variable(self, asked: EngineConfig | None = None) -> Iterator[None]:
+    def _naming_the_variable(self, asked: EngineConfig) -> Iterator[None]:
         """A backend that the environment asks for and that cannot serve: the sentence says where it was asked for."""
         try:
             yield
         except BackendError as error:
-            name, said = self._from_environment, (asked or self._asked).attention_backend
-            if said is None and error.what == f"attention_backend={name!r}":
-                raise BackendError(f"{BACKEND_VARIABLE}={name!r}", error.why, error.try_) from None
+            what = f"attention_backend={self._variable.strip().upper()!r}"
+            if asked.attention_backend is None and error.what == what:
+                raise BackendError(f"{BACKEND_VARIABLE}={self._variable!r}", error.why, error.try_) from None
             raise
 
     # --- what was built --------------------------------------------------------------------------------------------
@@ -442,13 +442,16 @@ def find_device(asked: str = "auto") -> tuple[torch.device, Platform]:
     return device, Platform("cuda", torch.cuda.get_device_capability(device), name)
 
 
-def environment_backend() -> str | None:
+def environment_backend(word: str | None = None) -> str | None:
     """The backend that LABKIT_ATTENTION_BACKEND asks for, "auto", or None where it is unset or empty.
+
+    Args:
+        word: what the variable held; None reads it now.
 
     Raises:
         ConfigError: there is no backend of that name.
     """
-    word = os.environ.get(BACKEND_VARIABLE, "").strip()
+    word = (os.environ.get(BACKEND_VARIABLE, "") if word is None else word).strip()
     if not word:
         return None
     try:

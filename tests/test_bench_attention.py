@@ -179,6 +179,14 @@ def test_a_recording_survives_its_file_and_is_not_measured_twice(two_calls, tmp_
         small(tmp_path, "b.json.gz")
 
 
+def test_the_suite_is_recorded_by_the_command(two_calls, tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("labkit.bench.suites.attention_points", lambda: [(DECODE, PLAIN), (MIX, SPLIT)])
+    out = tmp_path / "attention.json.gz"
+    assert main(["record", "--suite", "attention", "--device", "cpu", "--out", str(out)]) == 0
+    assert "TORCH_SDPA, two calls" in capsys.readouterr().out
+    assert {row.kind for row in load_attention(out).rows} == {"decode", "mixed"}
+
+
 def test_what_disagrees_with_itself_is_refused(two_calls, tmp_path: Path) -> None:
     small(tmp_path)
     data = load_attention(tmp_path / "a.json.gz").as_dict()

@@ -30,8 +30,8 @@ from labkit.attention.interface import (
     Platform,
     Reason,
 )
+from labkit.attention.kernels.pages import gather_pages
 from labkit.errors import BackendError, CaptureError
-from labkit.launch import kernel, next_power_of_2
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,17 +39,13 @@ if TYPE_CHECKING:
 
     from labkit.attention.metadata import AttentionMetadata
 
-tl: Any = None  # `triton.language` once a kernel has been launched
-
 HEAD_SIZES = (64, 128, 256)
 FLOAT_WORKSPACE = 128 << 20  # bytes, what FlashInfer recommends; more where a schedule can need it
 SLACK = 4096  # bytes, for the alignment of the arrays in a workspace
 LN2 = 0.6931471805599453
 #: FlashInfer writes −5·10⁴, less the logarithm of a few masked keys, where a row sees nothing.
 SEES_NOTHING = -4.9e4
-GATHER_BLOCK = 1024
 COMPILE_SECONDS = 40
-_HAVE_TRITON = importlib.util.find_spec("triton") is not None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,46 +123,6 @@ def eager_workspace(spec: AttentionSpec, num_sms: int) -> int:
 def _partial_results(spec: AttentionSpec, items: int, tile: int) -> int:
     """One fp32 row and its LSE per work item, row of its tile and query head."""
     return spec.num_heads * items * tile * (spec.head_size + 1) * 4 + SLACK
-
-
-@kernel(tensors="table_ptr seq_lens_ptr indices_ptr", numbers="num_reqs table_stride")
-def gather_pages_kernel(
-    table_ptr, seq_lens_ptr, indices_ptr, num_reqs, table_stride,
-    PAGE: tl.constexpr, MAX_REQS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """BLOCK pages of one request, to their place behind the pages of earlier requests. Grid: (requests, blocks)."""
-    row = tl.program_id(0)
-    r = tl.arange(0, MAX_REQS)
-    pages = (tl.load(seq_lens_ptr + r, mask=r < num_reqs, other=0) + PAGE - 1) // PAGE
-    first = tl.sum(tl.where(r < row, pages, 0), 0)
-    count = tl.sum(tl.where(r == row, pages, 0), 0)
-    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    mask = at < count
-    page = tl.load(table_ptr + row.to(tl.int64) * table_stride + at, mask=mask, other=0)
-    tl.store(indices_ptr + first + at, page, mask=mask)
-
-
-def gather_pages_triton(
-    table: torch.Tensor, seq_lens: torch.Tensor, indices: torch.Tensor, page_size: int, max_pages: int, max_reqs: int
-) -> None:
-    """`gather_pages` by the Triton kernel, in one launch, wherever Triton runs."""
-    num_reqs = seq_lens.shape[0]
-    variant = gather_pages_kernel.variant(
-        (table.dtype, indices.dtype), (page_size, next_power_of_2(max(num_reqs, max_reqs)), GATHER_BLOCK), 4, 1
-    )
-    variant((num_reqs, -(-max_pages // GATHER_BLOCK), 1), (table, seq_lens, indices), (num_reqs, table.stride(0)))
-
-
-def gather_pages_torch(
-    table: torch.Tensor, seq_lens: torch.Tensor, indices: torch.Tensor, page_size: int, num_pages: int
-) -> None:
-    """`gather_pages` in plain torch; does not synchronize either, since the host knows the number of pages."""
-    import torch
-
-    counts = ((seq_lens + page_size - 1) // page_size).long()
-    rows = torch.repeat_interleave(torch.arange(len(counts), device=table.device), counts, output_size=num_pages)
-    within = torch.arange(num_pages, device=table.device) - (counts.cumsum(0) - counts)[rows]
-    indices[:num_pages] = table[rows, within]
 
 
 @dataclasses.dataclass(eq=False)
@@ -348,10 +304,10 @@ class FlashInferBackend(AttentionBackend):
         )  # fmt: skip
         query = zeros((1, spec.num_heads, spec.head_size), dtype=dtype)
         shape = (1, spec.block_size, spec.num_kv_heads, spec.head_size)
-        caches = (zeros(shape, dtype=dtype) for _ in range(2))
+        cache = zeros(shape, dtype=dtype)
         self.prepare(metadata)
         self.forward(
-            query, *caches, torch.empty_like(query), metadata, scale=self._scale,
+            query, cache, cache, torch.empty_like(query), metadata, scale=self._scale,
             sliding_window=spec.sliding_window, logits_soft_cap=spec.logits_soft_cap,
         )  # fmt: skip
 
@@ -387,12 +343,11 @@ class FlashInferBackend(AttentionBackend):
             )
         if pages == 0:
             return
-        table, lens = metadata.block_table[:reqs], metadata.seq_lens[:reqs]
-        if table.is_cuda and _HAVE_TRITON:
-            longest = -(-int(metadata.seq_lens_cpu[:reqs].max()) // page_size)
-            gather_pages_triton(table, lens, self._indices, page_size, longest, self.spec.max_num_seqs)
-        else:
-            gather_pages_torch(table, lens, self._indices, page_size, pages)
+        longest = -(-int(metadata.seq_lens_cpu[:reqs].max()) // page_size)
+        gather_pages(
+            metadata.block_table[:reqs], metadata.seq_lens[:reqs], self._indices, page_size, pages, longest,
+            self.spec.max_num_seqs,
+        )  # fmt: skip
 
     def _plan_layout(self, planned: _Planned, layout: PageLayout, indices: torch.Tensor) -> None:
         import numpy as np
@@ -539,7 +494,9 @@ class FlashInferBackend(AttentionBackend):
         name = "BatchPrefillWithPagedKVCacheKernel"
         note = f"fa2, pages of {self.spec.block_size} ({self.spec.kv_cache_layout}), planned on the host each step"
         planned = metadata.scratch.get("flashinfer")
-        plan = list(getattr(planned.wrapper, "_plan_info", None) or ()) if planned is not None and planned.rows else []
+        if planned is None or planned.rows == 0:
+            return (KernelPlan(name, note=note),)
+        plan = list(getattr(planned.wrapper, "_plan_info", None) or ())
         if len(plan) != 15:  # another version's plan
             return (KernelPlan(name, note=note),)
         items, tile, split = int(plan[0]), int(plan[3]), bool(plan[14])

@@ -12,7 +12,7 @@ BACKENDS: dict[str, str | None] = {
     "FLASH_ATTN": "labkit.attention.flash_attn:FlashAttentionBackend",
     "FLASHINFER": "labkit.attention.flashinfer:FlashInferBackend",
     "TRITON_ATTN": "labkit.attention.triton_attn:TritonAttentionBackend",
-    "FLEX_ATTENTION": None,
+    "FLEX_ATTENTION": "labkit.attention.flex:FlexAttentionBackend",
     "XFORMERS": None,
     "TORCH_SDPA": "labkit.attention.sdpa:TorchSDPABackend",
 }

@@ -126,7 +126,7 @@ class SplitMixedBatches(AttentionBackend):
             )  # fmt: skip
 
     def describe(self, metadata: AttentionMetadata) -> Sequence[KernelPlan]:
-        parts = self.parts(metadata)
+        parts: list[Part] = metadata.scratch.get("split_mixed") or self.parts(metadata)
         if len(parts) == 1:
             return parts[0].backend.describe(metadata)
         out: list[KernelPlan] = []

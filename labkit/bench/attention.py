@@ -493,7 +493,7 @@ class _Case:
         )  # fmt: skip
 
     def prepare(self, for_graph: bool = False) -> None:
-        self.metadata.for_graph = for_graph
+        self.metadata.for_graph, self.metadata.scratch = for_graph, {}
         self.impl.prepare(self.metadata)
 
     def call(self, index: int) -> None:

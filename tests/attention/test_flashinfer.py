@@ -16,6 +16,7 @@ import torch
 from labkit.attention import flashinfer as ours
 from labkit.attention.flashinfer import FlashInferBackend, page_layout
 from labkit.attention.interface import AttentionCGSupport, AttentionSpec, Platform
+from labkit.attention.kernels import pages
 from labkit.attention.registry import platform_for_gpu
 from labkit.errors import BackendError
 from tests.attention import fake_flashinfer as fake
@@ -503,8 +504,10 @@ def test_the_workspaces_hold_every_plan_of_a_shape(library: str, heads: tuple[in
             lens[: len(query_lens)] = [rng.randint(n, 4096) for n in query_lens]
             backend._plan_layout(planned, page_layout(starts, lens, 16, False), backend._indices)
             assert planned.wrapper._plan_info == before
-    starts = np.arange(65, dtype=np.int32) * 40
-    backend._plan_layout(backend._eager, page_layout(starts, np.full(64, 4096, np.int32), 16), backend._indices)
+    for rows, reqs in ((40, 64), (600, 1), (70, 2), (1, 3)):  # eager: many tiles, and few that are split
+        starts = np.arange(reqs + 1, dtype=np.int32) * rows
+        layout = page_layout(starts, np.full(reqs, 4096, np.int32), 16)
+        backend._plan_layout(backend._eager, layout, backend._indices)
 
 
 # --- the list of pages -----------------------------------------------------------------------------------------------
@@ -521,9 +524,9 @@ def test_pages_are_gathered_in_order_by_the_kernel_and_by_torch(seed: int) -> No
     for gather in ("triton", "torch"):
         indices = torch.full((sum(counts) + 9,), -7, dtype=torch.int32)
         if gather == "torch":
-            ours.gather_pages_torch(table, lens.int(), indices, page, sum(counts))
+            pages.gather_pages_torch(table, lens.int(), indices, page, sum(counts))
         else:
-            ours.gather_pages_triton(table, lens.int(), indices, page, max(1, *counts, 1), 16)
+            pages.gather_pages_triton(table, lens.int(), indices, page, max(1, *counts, 1), 16)
         assert indices.tolist() == wanted + [-7] * 9, gather
 
 
