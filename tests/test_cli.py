@@ -441,7 +441,7 @@ def test_record(capsys, tmp_path) -> None:
     [
         ([], "labkit", "no command was given", "Commands: generate"),
         (["bnch"], "labkit bnch", "there is no such command", "Did you mean 'bench'?"),
-        (["compare"], "labkit split", "there is no such command", ""),
+        (["compare"], "labkit compare", "there is no such command", ""),
         (["bench", "--batc", "3"], "labkit bench --batc", "there is no such option", "Did you mean '--batch'?"),
         (["bench", "--batch", "x"], "labkit bench --batch", "'x' is not a whole number", "--help"),
         (["bench", "--batch", "1,0"], "labkit bench --batch", "0 is below 1", "--help"),
