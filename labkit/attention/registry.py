@@ -7,16 +7,15 @@ import importlib
 from labkit.attention.interface import AttentionBackend, Availability, Platform
 from labkit.errors import ConfigError, did_you_mean
 
-#: name → "module:class", or None where this version of labkit has only the name.
-BACKENDS: dict[str, str | None] = {
+#: name → "module:class".
+BACKENDS: dict[str, str] = {
     "FLASH_ATTN": "labkit.attention.flash_attn:FlashAttentionBackend",
     "FLASHINFER": "labkit.attention.flashinfer:FlashInferBackend",
     "TRITON_ATTN": "labkit.attention.triton_attn:TritonAttentionBackend",
     "FLEX_ATTENTION": "labkit.attention.flex:FlexAttentionBackend",
-    "XFORMERS": None,
+    "XFORMERS": "labkit.attention.xformers:XFormersBackend",
     "TORCH_SDPA": "labkit.attention.sdpa:TorchSDPABackend",
 }
-UNWRITTEN = "this version of labkit has no adapter for it yet"
 
 #: Cards a question may name without having them: compute capability, or None for one that is not NVIDIA's.
 GPUS: dict[str, tuple[int, int] | None] = {
@@ -28,16 +27,13 @@ NEVER_RUN = "labkit was never run on an AMD GPU: this answer follows from the ru
 
 def load(name: str) -> type[AttentionBackend]:
     """The backend's class. Importing it loads no kernel library; `availability()` does."""
-    target = BACKENDS[name]
-    if target is None:
-        raise ConfigError(f"attention_backend={name!r}", UNWRITTEN, "Take TRITON_ATTN or TORCH_SDPA.")
-    module, cls = target.split(":")
+    module, cls = BACKENDS[name].split(":")
     return getattr(importlib.import_module(module), cls)
 
 
 def availability(name: str) -> Availability:
     """Whether the backend's provider loads in this process."""
-    return Availability(False, UNWRITTEN) if BACKENDS[name] is None else load(name).availability()
+    return load(name).availability()
 
 
 def platform_for_gpu(name: str) -> Platform:

@@ -28,7 +28,7 @@ class Candidate:
     name: str
     usable: bool
     reasons: tuple[Reason, ...]
-    tier: AttentionCGSupport | None
+    tier: AttentionCGSupport
     tier_reason: str
     order: int | None
     block_size: int = 16
@@ -63,9 +63,6 @@ def candidates(
     out = []
     for name in [*order, *(n for n in registry.BACKENDS if n not in order)]:
         place = order.index(name) + 1 if name in order else None
-        if registry.BACKENDS[name] is None:
-            out.append(Candidate(name, False, (Reason(registry.UNWRITTEN, "pick another backend"),), None, "", place))
-            continue
         cls = registry.load(name)
         status = available.get(name) if available is not None else None
         asked = spec

@@ -90,11 +90,9 @@ def _backend_row(c: Candidate) -> dict[str, Any]:
     """`reasons` are sentences; `conditions` are the same in parts, for programs that act on them."""
     row: dict[str, Any] = {
         "name": c.name, "usable": c.usable, "reasons": [str(r) for r in c.reasons],
-        "tier": c.tier.name if c.tier is not None else None, "order": c.order, "block_size": c.block_size,
-        "conditions": [dataclasses.asdict(r) for r in c.reasons],
+        "tier": c.tier.name, "order": c.order, "block_size": c.block_size,
+        "tier_reason": c.tier_reason, "conditions": [dataclasses.asdict(r) for r in c.reasons],
     }  # fmt: skip
-    if c.tier_reason:
-        row["tier_reason"] = c.tier_reason
     if c.versions:
         row["versions"] = [
             {
@@ -141,12 +139,12 @@ def _backend_table(data: dict[str, Any]) -> str:
     for row in rows:
         order = str(row["order"]) if row["order"] is not None else "-"
         tier = row["tier"] if row["usable"] else ""
-        lines.append((order, row["name"], "yes" if row["usable"] else "no", str(row["block_size"]), tier or ""))
+        lines.append((order, row["name"], "yes" if row["usable"] else "no", str(row["block_size"]), tier))
     head, *texts = table(lines, left=(1, 2, 4), indent=" ").split("\n")
     out = [head]
     for text, row in zip(texts, rows, strict=True):
         out.append(text + ("   ← selected" if row["name"] == data["selected"] else ""))
-        if row["usable"] and row.get("tier_reason"):
+        if row["usable"]:
             out += _wrapped(row["tier_reason"], "      ")
         for condition in row["conditions"]:
             out += _condition(condition, "      ")

@@ -182,7 +182,6 @@ def make_plan(
     candidate = selection.candidate(selection.selected)
     notes += platform_notes(platform) + page_size_notes(spec, platform, selection, available, is_set)
     spec = dataclasses.replace(spec, block_size=candidate.block_size)
-    assert candidate.tier is not None
     asked = config.cudagraph_mode if isinstance(config.cudagraph_mode, CUDAGraphMode) else None
     wanted, why = requested_mode(
         asked, enforce_eager=config.enforce_eager, optimization_level=config.optimization_level

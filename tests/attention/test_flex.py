@@ -228,7 +228,7 @@ def batches(draw: st.DrawFn) -> tuple[list[int], list[int], int, int, int, int |
 
 
 @given(batches(), st.integers(0, 3))
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_every_row_sees_its_keys_once_and_full_pages_need_no_mask(
     drawn: tuple[list[int], list[int], int, int, int, int | None], pad: int
 ) -> None:
@@ -341,6 +341,19 @@ def test_eager_batches_prepared_out_of_order_do_not_see_each_others_lists() -> N
         output = torch.empty_like(batch.query)
         backend.forward(batch.query, batch.key_cache, batch.value_cache, output, metadata, scale=batch.scale)
         assert_attention_close(batch, output)
+
+
+def test_an_engine_whose_every_step_is_a_graph_generates_what_torch_sdpa_does() -> None:
+    from labkit import LLM
+
+    small = {"device": "cpu", "max_model_len": 96, "max_num_seqs": 3, "max_num_batched_tokens": 64, "block_size": 16}
+    prompts = ["some words to fill", "and more of them, quite a lot of them indeed", "x"]
+    texts = []
+    for backend, mode in (("TORCH_SDPA", "NONE"), ("FLEX_ATTENTION", "FULL")):
+        with LLM("tiny-llama", attention_backend=backend, cudagraph_mode=mode, **small) as llm:  # type: ignore[arg-type]
+            assert llm.config.cudagraph_mode.name == mode, "nothing was taken back"
+            texts.append([output.token_ids for output in llm.generate(prompts)])
+    assert texts[0] == texts[1]
 
 
 # --- the compiled form ---------------------------------------------------------------------------------------------
