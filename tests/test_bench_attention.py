@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from labkit.attention import registry
-from labkit.attention.interface import AttentionSpec
+from labkit.attention.interface import AttentionSpec, Availability
 from labkit.attention.sdpa import TorchSDPABackend
 from labkit.bench.attention import (
     MIXED,
@@ -57,10 +57,16 @@ class TwoCalls(TorchSDPABackend):
         return call
 
 
+class NotInstalled(TorchSDPABackend):
+    @classmethod
+    def availability(cls) -> Availability:
+        return Availability(False, "ModuleNotFoundError: No module named 'flex'")
+
+
 @pytest.fixture
 def two_calls(monkeypatch: pytest.MonkeyPatch) -> type[TwoCalls]:
-    monkeypatch.setattr(registry, "load", lambda name: TwoCalls if name == "TORCH_SDPA" else None)
-    monkeypatch.setattr(registry, "BACKENDS", {"TORCH_SDPA": "", "FLEX_ATTENTION": None})
+    monkeypatch.setattr(registry, "load", lambda name: TwoCalls if name == "TORCH_SDPA" else NotInstalled)
+    monkeypatch.setattr(registry, "BACKENDS", {"TORCH_SDPA": "", "FLEX_ATTENTION": ""})
     TwoCalls.bare = 0
     return TwoCalls
 
@@ -131,7 +137,7 @@ def test_who_cannot_serve_is_listed_with_reasons_and_the_others_go_on(two_calls)
     assert [(r.kind, r.split_mixed_batches) for r in recording.rows if r.kv == "rotated"] == [
         ("decode", False), ("mixed", False), ("mixed", True),
     ]  # fmt: skip
-    assert "no adapter" in recording.refused["FLEX_ATTENTION"]
+    assert "No module named" in recording.refused["FLEX_ATTENTION"]
     assert "batch-invariant" in recording.refused["TORCH_SDPA"]
     (pair,) = attention_pairs(recording)
     assert pair.base.key == recording.rows[3].key and pair.other.key == recording.rows[5].key

@@ -263,7 +263,7 @@ class FlashAttentionBackend(AttentionBackend):
             advice = (f"set flash_attn_version to {version}", "flash_attn_version", version)
             if spec.flash_attn_version not in (None, version):
                 reasons.append(Reason(f"flash_attn_version asks for FA{spec.flash_attn_version}", *advice))
-            elif spec.flash_attn_version is None and version not in order and not reasons:
+            elif spec.flash_attn_version is None and version not in order and _runs_on(version, platform):
                 reasons.append(Reason(f"automatic choice does not try FA{version} on {platform.sm}", *advice))
             mine = [p for p in found if p.version == version] if found is not None else []
             name = case.provider or (mine[0] if mine else next(p for p in ASSUMED if p.version == version))
@@ -341,8 +341,8 @@ class FlashAttentionBackend(AttentionBackend):
     def _plan(self, metadata: AttentionMetadata) -> Plan:
         import torch
 
-        # Buffers that outlive a step are made by whoever prepares first, inside inference mode or outside it.
-        with torch.inference_mode():
+        # Buffers that outlive a step may be written inside inference mode and outside it only if they are made outside.
+        with torch.inference_mode(False), torch.no_grad():
             plan = self.kernels.prepare(self.spec, metadata)
             if not metadata.for_graph:
                 plan.hidden = self._hidden_rows(metadata)
@@ -432,6 +432,10 @@ class FlashAttentionBackend(AttentionBackend):
 def _has_a_version(platform: Platform) -> bool:
     """Whether any version runs there at all; where none does, the table has said so."""
     return platform.device_type == "cuda" and platform.capability is not None and runs_on(2, platform.capability)
+
+
+def _runs_on(version: int, platform: Platform) -> bool:
+    return _has_a_version(platform) and platform.capability is not None and runs_on(version, platform.capability)
 
 
 def _providers(available: Availability | None) -> Sequence[Provider]:

@@ -152,6 +152,7 @@ class FlashInferBackend(AttentionBackend):
         kv_layouts=("NHD", "HND"),
         sliding_window=True,
         logits_soft_cap=True,
+        split_mixed_batches=True,
     )
 
     def __init__(self, spec: AttentionSpec, device: torch.device) -> None:

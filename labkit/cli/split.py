@@ -41,6 +41,7 @@ def split(args: argparse.Namespace, console: Console) -> Answer:
     # Only shapes are read: the weights stay as they are allocated.
     decoder = Decoder(model_shape(config.model), dtype=getattr(torch, dtype), device=platform.device_type)
     report = None
+    classes: list[tuple[int, int, int | None]]
     if getattr(args, "compile", True):
         made = compile_model(decoder, ops, progress=console.progress)
         program, report = made.forward.program, made.report

@@ -112,7 +112,7 @@ def lengths(rng: random.Random, n: int) -> tuple[list[int], list[int]]:
         ("H200", {"has_sinks": True}, "sinks"),
         ("H200", {"num_splits": 4}, "number of splits"),
         ("H200", {"batch_invariant": True}, "invariant"),
-        ("H200", {"split_mixed_batches": True}, "split mixed"),
+        ("H200", {"split_mixed_batches": True}, None),
         ("H200", {"block_size": 4}, "pages of 4"),
         ("H200", {"family": "MLA"}, "MLA"),
         ("H200", {"kv_cache_dtype": "fp8"}, "fp8"),
