@@ -30,6 +30,7 @@ MODEL = ModelConfig("fake", 100, 8, 16, 2, 2, 1, 4, 1024)
 LAUNCHES = {
     "NONE": {"torch": 300, "gemm": 90, "triton": 22, "copy": 5},
     "FULL": {"torch": 2, "gemm": 1, "graph": 1, "copy": 5},
+    "PIECEWISE": {"torch": 12, "gemm": 1, "graph": 3, "copy": 5},
 }
 
 
@@ -38,9 +39,12 @@ class FakeLLM:
 
     made: list[FakeLLM] = []
     tier = Tier.ALWAYS
+    cannot: tuple[str, ...] = ()
 
     def __init__(self, model=None, config=None, progress=None, **changes) -> None:
         self.config = (config or EngineConfig()).replace(**changes)
+        if self.config.attention_backend in self.cannot:
+            raise BackendError("attention_backend", "there is no such kernel here")
         if self.config.max_model_len is None:
             self.config = self.config.replace(max_model_len=1024)
         self.config = self.config.replace(dtype="float32")
@@ -69,7 +73,13 @@ class FakeLLM:
     def selection(self):
         return SimpleNamespace(selected=self.config.attention_backend or "TORCH_SDPA")
 
+    @property
+    def mode_trail(self) -> list[str]:
+        return [f"requested: {self.config.cudagraph_mode.name}", "it cannot be captured"]
+
     def reconfigure(self, **changes) -> None:
+        if changes.get("attention_backend") in self.cannot:
+            raise BackendError("attention_backend", "there is no such kernel here")
         self.calls.append(("reconfigure", {k: getattr(v, "name", v) for k, v in changes.items()}))
         self.config = self.config.replace(**changes)
 
@@ -85,13 +95,13 @@ class FakeLLM:
         assert self.live and self.left > 0, "a step without requests"
         self.kv, self.left, self.steps = self.kv + 1, self.left - 1, self.steps + 1
         size = pad_to(self.live, self.capture_sizes)
-        mode = "NONE" if size is None else "FULL"
+        mode = "NONE" if size is None else self.cudagraph_mode.decode_mode().name
         ms = (8.0 if mode == "NONE" else 1.5) + self.steps * 1e-3
         self.calls.append(("step", mode, self.kv))
         return StepReport(
             self.steps, mode, size or self.live, self.live, self.live, (size or self.live) - self.live, 1, self.kv,
             self.selection.selected, ms, {"schedule": 100.0, "launch": ms * 500, "sample": 200.0}, device_us=700.0,
-            graph_launches=int(mode == "FULL"),
+            graph_launches=int(mode != "NONE"),
         )  # fmt: skip
 
     def close(self) -> None:
@@ -113,7 +123,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeLLM]:
         launches = sum(n for kind, n in kinds.items() if kind != "copy")
         return LaunchCount(launches, kinds.get("graph", 0), kinds["copy"], 999, kinds)
 
-    FakeLLM.made, FakeLLM.tier = [], Tier.ALWAYS
+    FakeLLM.made, FakeLLM.tier, FakeLLM.cannot = [], Tier.ALWAYS, ()
     monkeypatch.setattr("labkit.llm.LLM", FakeLLM)
     monkeypatch.setattr("labkit.measure.launches.count", count)
     cost = {"torch": 11.0, "gemm": 20.0, "triton": 5.0, "graph": 9.0}
@@ -331,6 +341,40 @@ def test_a_backend_that_cannot_be_captured_has_eager_rows_only(fake, tmp_path: P
     fake.tier = Tier.NEVER
     recording = bench.record(SMALL, tmp_path / "x.json.gz", device="cpu")
     assert {r.mode for r in recording.rows} == {"NONE"} and len(recording.rows) == 4
+    assert [(one.backend, one.requested_mode) for one in recording.refused] == [
+        ("TRITON_ATTN", "FULL_DECODE_ONLY"), ("TORCH_SDPA", "FULL_DECODE_ONLY"),
+    ]  # fmt: skip
+    assert "it cannot be captured" in recording.refused[0].reason
+
+
+@pytest.mark.parametrize("backend", ["TRITON_ATTN", "TORCH_SDPA"])
+def test_a_backend_that_cannot_serve_is_noted_and_passed_over(fake, tmp_path: Path, backend: str) -> None:
+    fake.cannot, out = (backend,), tmp_path / "x.json.gz"
+    recording = bench.record(SMALL, out, device="cpu")
+    (one,) = recording.refused
+    assert (one.model, one.backend, one.compile, one.requested_mode) == ("tiny-llama", backend, "NONE", "")
+    assert "no such kernel" in one.reason
+    assert {row.backend for row in recording.rows} == set(SMALL.backends) - {backend} and len(recording.rows) == 6
+    assert load(out) == recording
+    made = len(fake.made)
+    assert bench.record(SMALL, out, device="cpu") == recording, "what was refused is not tried again"
+    assert len(fake.made) == made, "with every row there or refused no engine is made"
+
+
+def test_compile_and_modes_are_dimensions_of_a_suite(fake, tmp_path: Path) -> None:
+    suite = dataclasses.replace(SMALL, backends=("TRITON_ATTN",), modes=("FULL", "PIECEWISE"), graph_sizes=(1, 8),
+                                compile=("NONE", "VLLM_COMPILE"))  # fmt: skip
+    recording = bench.record(suite, tmp_path / "x.json.gz", device="cpu")
+    assert [(r.compile, r.requested_mode, r.mode, r.batch) for r in recording.rows] == [
+        (compile, mode, mode, batch)
+        for compile in ("NONE", "VLLM_COMPILE")
+        for mode, batches in (("FULL", (1, 8)), ("PIECEWISE", (1, 8)), ("NONE", (1, 2)))
+        for batch in batches
+    ]
+    assert len(recording.rows) == suite.num_rows() and not recording.refused
+    assert recording.find(
+        model="tiny-llama", backend="TRITON_ATTN", requested_mode="FULL", batch=8, context=16, compile="VLLM_COMPILE"
+    ) == recording.rows[7]  # fmt: skip
 
 
 def test_an_interrupted_recording_is_resumed_without_measuring_again(fake, tmp_path: Path) -> None:
@@ -343,7 +387,7 @@ def test_an_interrupted_recording_is_resumed_without_measuring_again(fake, tmp_p
     assert fake.made[1].steps == 9 * per_row
     assert whole.rows[:3] == first.rows and len(whole.rows) == 12
     again = bench.record(SMALL, out, device="cpu")
-    assert fake.made[2].steps == 0 and again.rows == whole.rows
+    assert len(fake.made) == 2 and again.rows == whole.rows
 
 
 def test_rows_of_another_machine_are_not_mixed_in(fake, tmp_path: Path) -> None:
@@ -369,6 +413,18 @@ def test_what_the_package_ships_is_the_promised_grid() -> None:
         assert plan.mode is CUDAGraphMode.FULL_DECODE_ONLY, plan.mode_trail
         assert plan.capture_sizes == (1, 2, 4, *range(8, 257, 8))
         assert plan.config.enable_prefix_caching is False
+        assert plan.max_model_len >= 512 + suite.warmup + suite.steps + 2
+
+
+@pytest.mark.parametrize(("name", "rows"), [("backends", 2 * 5 * (9 + 4)), ("modes", 2 * 2 * (2 * 4 + 4))])
+def test_every_mode_of_a_suite_can_run_on_the_gpu_it_is_for(name: str, rows: int) -> None:
+    suite, platform = suites.SUITES[name], platform_for_gpu("H200")
+    assert suite.num_rows() == rows
+    for model, backend, compile, mode in itertools.product(suite.models, suite.backends, suite.compile, suite.modes):
+        config = suite.config(model, backend, compile).replace(cudagraph_mode=mode)
+        plan = make_plan(config, SHAPES[model], platform)
+        assert (plan.mode.name, plan.config.compilation_mode) == (mode, compile), plan.mode_trail
+        assert plan.capture_sizes == suite.graph_sizes
         assert plan.max_model_len >= 512 + suite.warmup + suite.steps + 2
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from labkit.bench.attention import AttentionOptions, AttentionShape, backends_to_time, bench_attentions
 from labkit.bench.steps import Progress, ShouldStop, Yardsticks, bench_step, measure_yardsticks
 from labkit.config import CUDAGraphMode, EngineConfig
-from labkit.errors import ConfigError, did_you_mean
+from labkit.errors import ConfigError, LabkitError, did_you_mean
 from labkit.graphs.dispatcher import decode_sizes
 from labkit.graphs.sizes import default_capture_sizes
 from labkit.measure.attention import AttentionRecording, load_attention
-from labkit.measure.provenance import Kind, ProvenanceError, collect
-from labkit.measure.recordings import MIN_SAMPLES, Recording, Row, load
+from labkit.measure.provenance import Kind, Provenance, ProvenanceError, collect
+from labkit.measure.recordings import MIN_SAMPLES, Recording, Refusal, Row, load
 
 if TYPE_CHECKING:
     from labkit.llm import LLM
@@ -27,8 +28,9 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Suite:
-    """What to record: every model × backend × context, eager at `eager_batches`, and in a graph at full decode sizes.
+    """What to record: every model × backend × compile × context, in each graph mode and eager.
 
+    modes: graph modes, each at every graph size that a full decode batch can have. eager_batches: batches of mode NONE.
     graph_sizes: None takes every default decode size up to `max_size`. settings: fields of EngineConfig for all.
     """
 
@@ -39,39 +41,54 @@ class Suite:
     eager_batches: tuple[int, ...]
     max_size: int
     graph_sizes: tuple[int, ...] | None = None
+    modes: tuple[str, ...] = ("FULL_DECODE_ONLY",)
+    compile: tuple[str, ...] = ("NONE",)
     steps: int = 60
     warmup: int = 5
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def num_rows(self) -> int:
-        """How many rows there will be where every backend can be captured."""
+        """How many rows there will be where every backend serves and can be captured in every mode."""
         config = self.config(self.models[0], self.backends[0])
         sizes = self.graph_sizes or default_capture_sizes(
             config.max_num_seqs, config.max_num_batched_tokens, max_size=self.max_size
         )
-        points = len(sizes) + len(self.eager_batches)
-        return len(self.models) * len(self.backends) * len(self.contexts) * points
+        points = len(sizes) * len(self.modes) + len(self.eager_batches)
+        return len(self.models) * len(self.backends) * len(self.compile) * len(self.contexts) * points
 
-    def config(self, model: str, backend: str) -> EngineConfig:
+    def config(self, model: str, backend: str, compile: str = "NONE") -> EngineConfig:
         """The engine's settings for one model and backend, graphs first: their buffers are the larger ones."""
         return EngineConfig(
             model=model,
             attention_backend=backend,
             enable_prefix_caching=False,
-            cudagraph_mode=CUDAGraphMode.FULL_DECODE_ONLY,
+            cudagraph_mode=CUDAGraphMode[self.modes[0]],
             cudagraph_capture_sizes=self.graph_sizes,
             max_cudagraph_capture_size=self.max_size if self.graph_sizes is None else None,
+            compilation_mode=compile,
             **self.settings,
         )
 
 
+_MODELS = ("smollm2-135m", "qwen3-0.6b")
+# 1,024 tokens at most: TORCH_SDPA can be captured while its gather over that length stays below a limit.
+_LIMITS = {"max_model_len": 1024, "max_num_seqs": 256}
+
 SUITES = {
     suite.name: suite
     for suite in (
-        # 1,024 tokens at most: TORCH_SDPA can be captured while its gather over that length stays below a limit.
         Suite(
-            "slice", ("smollm2-135m", "qwen3-0.6b"), ("TRITON_ATTN", "TORCH_SDPA"), (512,),
-            (1, 2, 4, 8, 16, 32, 64, 128), 256, settings={"max_model_len": 1024, "max_num_seqs": 256},
+            "slice", _MODELS, ("TRITON_ATTN", "TORCH_SDPA"), (512,), (1, 2, 4, 8, 16, 32, 64, 128), 256,
+            settings=_LIMITS,
+        ),
+        # What compiles kernels of its own at first use comes last: an interrupted run has the others.
+        Suite(
+            "backends", _MODELS, ("TRITON_ATTN", "FLASH_ATTN", "TORCH_SDPA", "FLASHINFER", "FLEX_ATTENTION"), (512,),
+            (1, 8, 32, 128), 256, (1, 2, 4, 8, 16, 32, 64, 128, 256), steps=MIN_SAMPLES, settings=_LIMITS,
+        ),
+        Suite(
+            "modes", _MODELS, ("TRITON_ATTN",), (512,), (1, 8, 32, 128), 128, (1, 8, 32, 128),
+            modes=("FULL", "PIECEWISE"), compile=("NONE", "VLLM_COMPILE"), steps=MIN_SAMPLES, settings=_LIMITS,
         ),
         # Small enough for a CPU in a test.
         Suite(
@@ -100,16 +117,71 @@ def record(
 ) -> Recording:
     """Measure a suite into `out`. Rows that the file already holds are kept if machine and code are the same.
 
+    A backend that cannot serve a model here, or a mode that it cannot run, is noted with its reason and passed over.
+
     Raises:
         ProvenanceError: the file holds rows of another machine, version or commit.
         RecordingError: the file is damaged or cannot be written.
-        BackendError: a backend of the suite cannot serve here.
     """
     suite = find_suite(suite) if isinstance(suite, str) else suite
-    order = f"suite {suite.name}: model, backend, graph sizes ascending, then eager batches ascending"
+    order = (
+        f"suite {suite.name}: model, backend, compile, graph modes with sizes ascending, then eager batches ascending"
+    )
     provenance = collect(Kind.RECORDED, command, order=order, n=suite.steps, primed=True, device=device)
-    rows: dict[tuple[Any, ...], Row] = {}
-    if out.exists():
+    log = _Log(out, provenance)
+    total = suite.num_rows()
+    for model in suite.models:
+        with contextlib.ExitStack() as stack:
+            llm: LLM | None = None
+            yardsticks: Yardsticks | None = None
+            for backend, compile in itertools.product(suite.backends, suite.compile):
+                if not any(log.is_open(key) for key in _keys(suite, model, backend, compile)):
+                    continue
+                if should_stop is not None and should_stop():
+                    return log.recording
+                config = suite.config(model, backend, compile).replace(device=device)
+                progress("recording", len(log.rows), total, f"{model} {backend} compile {compile}")
+                try:
+                    if llm is None:
+                        from labkit.llm import LLM
+
+                        llm = stack.enter_context(LLM(config=config, progress=progress))
+                    else:
+                        # Weights stay; the graphs that were are no longer needed and give way.
+                        llm.reconfigure(
+                            attention_backend=backend, compilation_mode=compile, cudagraph_mode=config.cudagraph_mode
+                        )
+                except LabkitError as error:
+                    log.refuse(Refusal(Path(model).name, backend, compile, "", str(error)))
+                    continue
+                if (llm.config.compilation_mode or "NONE") != compile:
+                    log.refuse(Refusal(Path(model).name, backend, compile, "", _last_note(llm)))
+                    continue
+                yardsticks = yardsticks or measure_yardsticks(llm, progress)
+                for mode, batch, context in _points(suite, llm, log, (model, backend, compile)):
+                    if not log.is_open((Path(model).name, backend, compile, mode.name, batch, context, 0)):
+                        continue
+                    if should_stop is not None and should_stop():
+                        return log.recording
+                    where = f"{model} {backend} compile {compile} {mode.name} batch {batch} context {context}"
+                    progress("recording", len(log.rows), total, where)
+                    row = bench_step(
+                        llm, batch, context, steps=suite.steps, warmup=suite.warmup, requested_mode=mode.name,
+                        yardsticks=yardsticks,
+                    )  # fmt: skip
+                    log.add(row)
+    return log.recording
+
+
+class _Log:
+    """The rows and refusals so far, written to the file after each."""
+
+    def __init__(self, out: Path, provenance: Provenance) -> None:
+        self._out, self._provenance = out, provenance
+        self.rows: dict[tuple[Any, ...], Row] = {}
+        self._refused: dict[tuple[Any, ...], Refusal] = {}
+        if not out.exists():
+            return
         before = load(out)
         differences = provenance.same_machine(before.provenance)
         if differences:
@@ -118,51 +190,64 @@ def record(
                 f"it was recorded elsewhere: {'; '.join(differences)}",
                 "Name another file, or remove this one.",
             )
-        rows = {row.key: row for row in before.rows}
-    total = suite.num_rows()
-    for model in suite.models:
-        with contextlib.ExitStack() as stack:
-            llm: LLM | None = None
-            yardsticks: Yardsticks | None = None
-            for backend in suite.backends:
-                config = suite.config(model, backend).replace(device=device)
-                if llm is None:
-                    from labkit.llm import LLM
+        self.rows = {row.key: row for row in before.rows}
+        self._refused = {one.key: one for one in before.refused}
 
-                    llm = stack.enter_context(LLM(config=config, progress=progress))
-                    yardsticks = measure_yardsticks(llm, progress)
-                else:
-                    # Weights stay; the first backend's graphs are no longer needed and give way to the second's.
-                    llm.reconfigure(attention_backend=backend, cudagraph_mode=config.cudagraph_mode)
-                for mode, batch, context in _points(suite, llm):
-                    key = (Path(model).name, backend, mode.name, batch, context)
-                    if key in rows:
-                        continue
-                    if should_stop is not None and should_stop():
-                        return Recording(provenance, tuple(rows.values()))
-                    if llm.cudagraph_mode is not mode:
-                        llm.reconfigure(cudagraph_mode=mode)
-                    progress(
-                        "recording", len(rows), total, f"{model} {backend} {mode.name} batch {batch} context {context}"
-                    )
-                    row = bench_step(
-                        llm, batch, context, steps=suite.steps, warmup=suite.warmup, requested_mode=mode.name,
-                        yardsticks=yardsticks,
-                    )  # fmt: skip
-                    rows[key] = row
-                    Recording(provenance, tuple(rows.values())).save(out)
-    return Recording(provenance, tuple(rows.values()))
+    @property
+    def recording(self) -> Recording:
+        return Recording(self._provenance, tuple(self.rows.values()), tuple(self._refused.values()))
+
+    def is_open(self, key: tuple[Any, ...]) -> bool:
+        """Whether a row is neither measured nor refused yet, itself or with its whole backend."""
+        return key not in self.rows and key[:4] not in self._refused and (*key[:3], "") not in self._refused
+
+    def add(self, row: Row) -> None:
+        self.rows[row.key] = row
+        self.recording.save(self._out)
+
+    def refuse(self, one: Refusal) -> None:
+        self._refused[one.key] = one
+        self.recording.save(self._out)
 
 
-def _points(suite: Suite, llm: LLM) -> Iterator[tuple[CUDAGraphMode, int, int]]:
-    """Every (mode, batch, context) of one model and backend; no graph rows where the backend cannot be captured."""
-    full, widest = CUDAGraphMode.FULL_DECODE_ONLY, llm.config.max_num_seqs
-    if llm.cudagraph_mode is full:
-        sizes = [size for size in decode_sizes(llm.capture_sizes, widest) if size <= widest]
+def _keys(suite: Suite, model: str, backend: str, compile: str) -> Iterator[tuple[Any, ...]]:
+    """The key of every row that this model, backend and compilation mode may get."""
+    config = suite.config(model, backend)
+    sizes = suite.graph_sizes or default_capture_sizes(
+        config.max_num_seqs, config.max_num_batched_tokens, max_size=suite.max_size
+    )
+    for context in suite.contexts:
+        for mode, batches in (*((mode, sizes) for mode in suite.modes), ("NONE", suite.eager_batches)):
+            for batch in batches:
+                if batch <= config.max_num_seqs:
+                    yield (Path(model).name, backend, compile, mode, batch, context, 0)
+
+
+def _points(suite: Suite, llm: LLM, log: _Log, where: tuple[str, str, str]) -> Iterator[tuple[CUDAGraphMode, int, int]]:
+    """Every (mode, batch, context), the engine switched to the mode first; a mode it does not get is noted."""
+    widest = llm.config.max_num_seqs
+    for name in suite.modes:
+        mode, why = CUDAGraphMode[name], ""
+        try:
+            llm.reconfigure(cudagraph_mode=mode)
+        except LabkitError as error:
+            why = str(error)
+        if llm.cudagraph_mode is not mode:
+            why = why or f"{llm.cudagraph_mode.name} runs instead: {'; '.join(llm.mode_trail)}"
+            log.refuse(Refusal(Path(where[0]).name, where[1], where[2], name, why))
+            continue
+        sizes = llm.capture_sizes
+        if mode.mixed_mode() is CUDAGraphMode.NONE:
+            sizes = decode_sizes(sizes, widest)
         for context in suite.contexts:
-            yield from ((full, size, context) for size in sizes)
+            yield from ((mode, size, context) for size in sizes if size <= widest)
+    llm.reconfigure(cudagraph_mode=CUDAGraphMode.NONE)
     for context in suite.contexts:
         yield from ((CUDAGraphMode.NONE, batch, context) for batch in suite.eager_batches if batch <= widest)
+
+
+def _last_note(llm: LLM) -> str:
+    return llm.notes[-1] if llm.notes else "the engine does not compile this model here"
 
 
 # --- attention calls -----------------------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ class Row:
     gb_s: bytes a step must read over p50_ms. floor_ms: those bytes at the measured copy bandwidth. tok_s: tokens
     a second. peak_mib: peak of the device allocator. phases_us: medians of host time per phase.
     launches_by_kind: `launches` and copies, split. emulated: the "graph" was the CPU's emulation.
-    weights: "real" or "random".
+    weights: "real" or "random". chunk: tokens of a prompt that ran beside the `batch` decodes, 0 in a pure decode step.
     """
 
     model: str
@@ -83,11 +83,12 @@ class Row:
     launches_by_kind: dict[str, int] = dataclasses.field(default_factory=dict)
     emulated: bool = False
     weights: str = "random"
+    chunk: int = 0
 
     @property
-    def key(self) -> tuple[str, str, str, int, int]:
-        """What tells rows of one recording apart: model, backend, requested mode, batch, context."""
-        return (self.model, self.backend, self.requested_mode, self.batch, self.context)
+    def key(self) -> tuple[str, str, str, str, int, int, int]:
+        """What tells rows of one recording apart: model, backend, compile, requested mode, batch, context, chunk."""
+        return (self.model, self.backend, self.compile, self.requested_mode, self.batch, self.context, self.chunk)
 
     @property
     def host_outside_us(self) -> float:
@@ -109,7 +110,7 @@ class Row:
         Raises:
             RecordingError: a field is missing, unknown, of the wrong type, or disagrees with the samples.
         """
-        check_fields(cls, data, where)
+        check_fields(cls, data, where, optional=("chunk",))
         row = cls(**{**data, "samples_ms": tuple(float(s) for s in data["samples_ms"])})
         row.check(where)
         return row
@@ -117,15 +118,20 @@ class Row:
     def check(self, where: str = "a row") -> None:
         """Raise RecordingError unless the numbers of this row agree with each other."""
         check_samples(self, "ms", RESOLUTION_MS, where)
-        if not 1 <= self.batch * self.query_len <= self.size:
-            raise RecordingError(where, f"ran {self.batch} × {self.query_len} tokens in a size of {self.size}", AGAIN)
+        if not 1 <= self.batch * self.query_len <= self.size - self.chunk:
+            beside = f" and a chunk of {self.chunk}" if self.chunk else ""
+            ran = f"ran {self.batch} × {self.query_len} tokens{beside} in a size of {self.size}"
+            raise RecordingError(where, ran, AGAIN)
 
 
 AGAIN = "The file was edited or damaged; record again."
 
 
-def check_fields(cls: type[Any], data: Any, where: str) -> None:
-    """Raise RecordingError unless `data` holds every field of the dataclass `cls`, nothing else, each of its type."""
+def check_fields(cls: type[Any], data: Any, where: str, optional: Sequence[str] = ()) -> None:
+    """Raise RecordingError unless `data` holds every field of the dataclass `cls`, nothing else, each of its type.
+
+    optional: fields that a file from before they existed may lack.
+    """
     if not isinstance(data, Mapping):
         raise RecordingError(where, f"is {type(data).__name__}, not an object", "Record again with this version.")
     fields = {f.name: f for f in dataclasses.fields(cls)}
@@ -134,6 +140,8 @@ def check_fields(cls: type[Any], data: Any, where: str) -> None:
             raise RecordingError(where, f"has an unknown field {name!r}", did_you_mean(str(name), fields))
     for name, field in fields.items():
         if name not in data:
+            if name in optional:
+                continue
             raise RecordingError(where, f"has no {name!r}", "Record again with this version.")
         if not _matches(data[name], str(field.type)):
             raise RecordingError(
@@ -192,19 +200,39 @@ class Padded:
 
 
 @dataclasses.dataclass(frozen=True)
+class Refusal:
+    """A configuration that was to be measured and could not be, with the engine's own reason.
+
+    requested_mode: the graph mode refused; empty where the backend serves this model not at all.
+    """
+
+    model: str
+    backend: str
+    compile: str
+    requested_mode: str
+    reason: str
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        return (self.model, self.backend, self.compile, self.requested_mode)
+
+
+@dataclasses.dataclass(frozen=True)
 class Recording:
-    """Rows of one run and where they come from."""
+    """Rows of one run, where they come from, and what could not take part."""
 
     provenance: Provenance
     rows: tuple[Row, ...]
+    refused: tuple[Refusal, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """The object that `labkit bench` and `labkit record` print, and that a file holds."""
-        return {
+        out = {
             "schema": SCHEMA,
             "provenance": self.provenance.as_dict(),
             "rows": [row.as_dict() for row in self.rows],
         }
+        return {**out, "refused": [dataclasses.asdict(one) for one in self.refused]} if self.refused else out
 
     @classmethod
     def from_dict(cls, data: Any, where: str = "a recording") -> Recording:
@@ -228,7 +256,12 @@ class Recording:
             raise RecordingError(where, "has no provenance or no list of rows", "Record again with this version.")
         provenance = Provenance.from_dict(data["provenance"])
         rows = tuple(Row.from_dict(row, f"{where}, row {i}") for i, row in enumerate(data["rows"]))
-        out = cls(provenance, rows)
+        refused = data.get("refused", [])
+        if not isinstance(refused, list):
+            raise RecordingError(where, "says what was refused in another form", "Record again with this version.")
+        for i, one in enumerate(refused):
+            check_fields(Refusal, one, f"{where}, refusal {i}")
+        out = cls(provenance, rows, tuple(Refusal(**one) for one in refused))
         out.check(where)
         return out
 
@@ -251,7 +284,7 @@ class Recording:
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write a compressed file, whole or not at all. What is stored is a recording: LIVE becomes RECORDED."""
         kind = Kind.RECORDED if self.provenance.kind is Kind.LIVE else self.provenance.kind
-        out = Recording(self.provenance.replace(kind=kind), self.rows)
+        out = dataclasses.replace(self, provenance=self.provenance.replace(kind=kind))
         out.check(Path(path).name)
         return write_object(Path(path), out.as_dict())
 
@@ -273,13 +306,15 @@ class Recording:
         requested_mode: str,
         batch: int,
         context: int,
+        compile: str = "NONE",
     ) -> Row | None:
         """The row of exactly this configuration, or None.
 
         A decode step runs the same way under every mode that gives decodes a FULL graph; where the mode asked for was
         not recorded itself, a row whose step ran in that mode answers (`row.requested_mode` names what was recorded).
         """
-        rows = list(self._matching({"model": model, "backend": backend, "batch": batch, "context": context}))
+        where = {"model": model, "backend": backend, "compile": compile, "batch": batch, "context": context, "chunk": 0}
+        rows = list(self._matching(where))
         for row in rows:
             if row.requested_mode == requested_mode:
                 return row
@@ -389,6 +424,7 @@ def write_atomically(path: Path, data: bytes) -> Path:
 
 
 __all__ = [
-    "MIN_SAMPLES", "SCHEMA", "Padded", "ProvenanceError", "Recording", "RecordingError", "Row", "check_fields",
-    "check_samples", "load", "read_object", "shipped", "stored_samples", "write_atomically", "write_object",
+    "MIN_SAMPLES", "SCHEMA", "Padded", "ProvenanceError", "Recording", "RecordingError", "Refusal", "Row",
+    "check_fields", "check_samples", "load", "read_object", "shipped", "stored_samples", "write_atomically",
+    "write_object",
 ]  # fmt: skip
