@@ -5,6 +5,9 @@ The rules are vLLM 0.33's (`VllmConfig.__post_init__`, then `resolve_cudagraph_m
 
 from __future__ import annotations
 
+import dataclasses
+import enum
+
 from labkit.attention.interface import AttentionCGSupport as Tier
 from labkit.config import CUDAGraphMode as Mode
 from labkit.errors import ConfigError
@@ -50,6 +53,30 @@ def requested_mode(mode: Mode | None, *, enforce_eager: bool, optimization_level
     return DEFAULT_MODE, [f"nothing was asked for: the default is {DEFAULT_MODE.name}"]
 
 
+class Rule(enum.Enum):
+    """Why a mode was lowered; `graphs.avoid` has the remedy for each."""
+
+    POOLING = enum.auto()
+    ONE_PIECE = enum.auto()
+    NO_CUT = enum.auto()
+    MIXED_BATCHES = enum.auto()
+    NEVER_CAPTURED = enum.auto()
+    QUERY_LEN = enum.auto()
+
+
+@dataclasses.dataclass(frozen=True)
+class Downgrade:
+    """One decision of the trail: the mode before and after it, the rule, and the rule in words."""
+
+    before: Mode
+    after: Mode
+    rule: Rule
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.before.name} → {self.after.name}: {self.why}"
+
+
 def resolve(
     requested: Mode,
     tier: Tier,
@@ -75,23 +102,48 @@ def resolve(
     Raises:
         ConfigError: FULL was asked for and the backend can never be captured.
     """
-    mode, trail = requested, [f"requested: {requested.name}"]
+    made = downgrades(
+        requested, tier, compiled, query_len, backend=backend, pooling=pooling, split=split, breakable=breakable
+    )
+    mode = made[-1].after if made else requested
+    return mode, [f"requested: {requested.name}", *map(str, made), f"resolved: {mode.name}"]
 
-    def become(new: Mode, why: str) -> None:
+
+def downgrades(
+    requested: Mode,
+    tier: Tier,
+    compiled: bool,
+    query_len: int = 1,
+    *,
+    backend: str = "the backend",
+    pooling: bool = False,
+    split: bool = True,
+    breakable: bool = False,
+) -> list[Downgrade]:
+    """The decisions of `resolve`, for the same arguments, in the order in which they are taken.
+
+    Raises:
+        ConfigError: FULL was asked for and the backend can never be captured.
+    """
+    mode, made = requested, []
+
+    def become(new: Mode, rule: Rule, why: str) -> None:
         nonlocal mode
         if new is not mode:
-            trail.append(f"{mode.name} → {new.name}: {why}")
+            made.append(Downgrade(mode, new, rule, why))
             mode = new
 
     if pooling and mode.has_full():
-        become(Mode.PIECEWISE, "a pooling model has no uniform decode step")
+        become(Mode.PIECEWISE, Rule.POOLING, "a pooling model has no uniform decode step")
     if compiled and not split:
         whole = {Mode.PIECEWISE: Mode.NONE, Mode.FULL_AND_PIECEWISE: Mode.FULL}
-        become(whole.get(mode, mode), "splitting_ops is empty, so the compiled model is one piece, attention inside")
+        why = "splitting_ops is empty, so the compiled model is one piece, attention inside"
+        become(whole.get(mode, mode), Rule.ONE_PIECE, why)
         compiled = False
     elif not compiled and not breakable:
         become(
             mode.without_piecewise(),
+            Rule.NO_CUT,
             "PIECEWISE needs a model compiled in pieces or a capture broken at attention, and it has neither",
         )
 
@@ -99,16 +151,16 @@ def resolve(
         raise ConfigError(
             "cudagraph_mode='FULL'",
             f"{backend} cannot be captured in a graph (tier NEVER)",
-            "Take another attention_backend, or PIECEWISE (compiled), or NONE.",
+            "Take another attention_backend, or PIECEWISE, whose attention stays outside the graph, or NONE.",
         )
     if mode is Mode.FULL and tier is not Tier.ALWAYS:
         lower = Mode.FULL_AND_PIECEWISE if compiled else Mode.FULL_DECODE_ONLY
-        become(lower, f"{backend} (tier {tier.name}) cannot capture mixed batches")
+        become(lower, Rule.MIXED_BATCHES, f"{backend} (tier {tier.name}) cannot capture mixed batches")
     lower = Mode.PIECEWISE if compiled else Mode.NONE
     if mode.has_full() and tier is Tier.NEVER:
-        become(lower, f"{backend} (tier NEVER) cannot be captured")
+        become(lower, Rule.NEVER_CAPTURED, f"{backend} (tier NEVER) cannot be captured")
     lower = Mode.PIECEWISE if compiled or breakable else Mode.NONE
     if mode.has_full() and query_len > 1 and tier < Tier.UNIFORM_BATCH:
-        become(lower, f"a decode step has {query_len} tokens per request, {backend} (tier {tier.name}) captures one")
-    trail.append(f"resolved: {mode.name}")
-    return mode, trail
+        why = f"a decode step has {query_len} tokens per request, {backend} (tier {tier.name}) captures one"
+        become(lower, Rule.QUERY_LEN, why)
+    return made
