@@ -18,7 +18,7 @@ from labkit.bench import suites
 from labkit.bench.attention import MIXED, AttentionShape, _Case, bench_attention
 from labkit.config import CUDAGraphMode, EngineConfig, ModelConfig
 from labkit.engine.plan import make_plan
-from labkit.engine.report import StepReport
+from labkit.engine.report import CaptureRecord, StepReport
 from labkit.errors import BackendError, ConfigError, LabkitError
 from labkit.graphs.sizes import default_capture_sizes, pad_to
 from labkit.measure.launches import LaunchCount
@@ -72,6 +72,15 @@ class FakeLLM:
     @property
     def selection(self):
         return SimpleNamespace(selected=self.config.attention_backend or "TORCH_SDPA")
+
+    @property
+    def capture_records(self) -> list[CaptureRecord]:
+        return [CaptureRecord(self.cudagraph_mode.name, size, 5.0, 0.5, 3) for size in self.capture_sizes]
+
+    @property
+    def compile_report(self):
+        compiled = self.config.compilation_mode == "VLLM_COMPILE"
+        return SimpleNamespace(total_ms=1234.56, from_cache=False) if compiled else None
 
     @property
     def mode_trail(self) -> list[str]:
@@ -357,7 +366,8 @@ def test_a_backend_that_cannot_serve_is_noted_and_passed_over(fake, tmp_path: Pa
     assert {row.backend for row in recording.rows} == set(SMALL.backends) - {backend} and len(recording.rows) == 6
     assert load(out) == recording
     made = len(fake.made)
-    assert bench.record(SMALL, out, device="cpu") == recording, "what was refused is not tried again"
+    again = bench.record(SMALL, out, device="cpu")
+    assert (again.rows, again.refused) == (recording.rows, recording.refused), "what was refused is not tried again"
     assert len(fake.made) == made, "with every row there or refused no engine is made"
 
 
@@ -372,6 +382,11 @@ def test_compile_and_modes_are_dimensions_of_a_suite(fake, tmp_path: Path) -> No
         for batch in batches
     ]
     assert len(recording.rows) == suite.num_rows() and not recording.refused
+    assert [(s.compile, s.requested_mode, s.sizes, s.graphs, s.capture_ms, s.graph_mib) for s in recording.setups] == [
+        (compile, mode, 2, 6, 10.0, 1.0) for compile in ("NONE", "VLLM_COMPILE") for mode in ("FULL", "PIECEWISE")
+    ]
+    assert [s.compile_ms for s in recording.setups] == [0.0, 0.0, 1234.6, 1234.6]
+    assert load(tmp_path / "x.json.gz") == recording
     assert recording.find(
         model="tiny-llama", backend="TRITON_ATTN", requested_mode="FULL", batch=8, context=16, compile="VLLM_COMPILE"
     ) == recording.rows[7]  # fmt: skip

@@ -20,7 +20,7 @@ from labkit.graphs.dispatcher import decode_sizes
 from labkit.graphs.sizes import default_capture_sizes
 from labkit.measure.attention import AttentionRecording, load_attention
 from labkit.measure.provenance import Kind, Provenance, ProvenanceError, collect
-from labkit.measure.recordings import MIN_SAMPLES, Recording, Refusal, Row, load
+from labkit.measure.recordings import MIN_SAMPLES, Recording, Refusal, Row, Setup, load
 
 if TYPE_CHECKING:
     from labkit.llm import LLM
@@ -180,6 +180,7 @@ class _Log:
         self._out, self._provenance = out, provenance
         self.rows: dict[tuple[Any, ...], Row] = {}
         self._refused: dict[tuple[Any, ...], Refusal] = {}
+        self._setups: dict[tuple[Any, ...], Setup] = {}
         if not out.exists():
             return
         before = load(out)
@@ -192,10 +193,12 @@ class _Log:
             )
         self.rows = {row.key: row for row in before.rows}
         self._refused = {one.key: one for one in before.refused}
+        self._setups = {one.key: one for one in before.setups}
 
     @property
     def recording(self) -> Recording:
-        return Recording(self._provenance, tuple(self.rows.values()), tuple(self._refused.values()))
+        kept = (tuple(found.values()) for found in (self.rows, self._refused, self._setups))
+        return Recording(self._provenance, *kept)
 
     def is_open(self, key: tuple[Any, ...]) -> bool:
         """Whether a row is neither measured nor refused yet, itself or with its whole backend."""
@@ -204,6 +207,10 @@ class _Log:
     def add(self, row: Row) -> None:
         self.rows[row.key] = row
         self.recording.save(self._out)
+
+    def ready(self, one: Setup) -> None:
+        """Keep the first: what an interrupted run has compiled is in the cache when it goes on."""
+        self._setups.setdefault(one.key, one)
 
     def refuse(self, one: Refusal) -> None:
         self._refused[one.key] = one
@@ -236,6 +243,7 @@ def _points(suite: Suite, llm: LLM, log: _Log, where: tuple[str, str, str]) -> I
             why = why or f"{llm.cudagraph_mode.name} runs instead: {'; '.join(llm.mode_trail)}"
             log.refuse(Refusal(Path(where[0]).name, where[1], where[2], name, why))
             continue
+        log.ready(_setup(llm, where, name))
         sizes = llm.capture_sizes
         if mode.mixed_mode() is CUDAGraphMode.NONE:
             sizes = decode_sizes(sizes, widest)
@@ -244,6 +252,15 @@ def _points(suite: Suite, llm: LLM, log: _Log, where: tuple[str, str, str]) -> I
     llm.reconfigure(cudagraph_mode=CUDAGraphMode.NONE)
     for context in suite.contexts:
         yield from ((CUDAGraphMode.NONE, batch, context) for batch in suite.eager_batches if batch <= widest)
+
+
+def _setup(llm: LLM, where: tuple[str, str, str], requested_mode: str) -> Setup:
+    records, report = llm.capture_records, llm.compile_report
+    return Setup(
+        Path(where[0]).name, where[1], where[2], requested_mode, len(records), sum(r.graphs for r in records),
+        round(sum(r.ms for r in records), 2), round(sum(r.mib for r in records), 2),
+        round(report.total_ms, 1) if report else 0.0, bool(report and report.from_cache),
+    )  # fmt: skip
 
 
 def _last_note(llm: LLM) -> str:

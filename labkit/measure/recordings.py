@@ -218,21 +218,49 @@ class Refusal:
 
 
 @dataclasses.dataclass(frozen=True)
+class Setup:
+    """What getting ready for one configuration took, before its first step.
+
+    graphs: captured graphs of all sizes, `sizes` of them with a graph; capture_ms and graph_mib: of all together.
+    compile_ms: tracing, compiling and reading the cache, 0 where nothing is compiled; from_cache: it was a warm start.
+    """
+
+    model: str
+    backend: str
+    compile: str
+    requested_mode: str
+    sizes: int
+    graphs: int
+    capture_ms: float
+    graph_mib: float
+    compile_ms: float
+    from_cache: bool
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        return (self.model, self.backend, self.compile, self.requested_mode)
+
+
+@dataclasses.dataclass(frozen=True)
 class Recording:
-    """Rows of one run, where they come from, and what could not take part."""
+    """Rows of one run, where they come from, what could not take part, and what getting ready took."""
 
     provenance: Provenance
     rows: tuple[Row, ...]
     refused: tuple[Refusal, ...] = ()
+    setups: tuple[Setup, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """The object that `labkit bench` and `labkit record` print, and that a file holds."""
-        out = {
+        out: dict[str, Any] = {
             "schema": SCHEMA,
             "provenance": self.provenance.as_dict(),
             "rows": [row.as_dict() for row in self.rows],
         }
-        return {**out, "refused": [dataclasses.asdict(one) for one in self.refused]} if self.refused else out
+        for name, kept in (("refused", self.refused), ("setups", self.setups)):
+            if kept:
+                out[name] = [dataclasses.asdict(one) for one in kept]
+        return out
 
     @classmethod
     def from_dict(cls, data: Any, where: str = "a recording") -> Recording:
@@ -256,12 +284,10 @@ class Recording:
             raise RecordingError(where, "has no provenance or no list of rows", "Record again with this version.")
         provenance = Provenance.from_dict(data["provenance"])
         rows = tuple(Row.from_dict(row, f"{where}, row {i}") for i, row in enumerate(data["rows"]))
-        refused = data.get("refused", [])
-        if not isinstance(refused, list):
-            raise RecordingError(where, "says what was refused in another form", "Record again with this version.")
-        for i, one in enumerate(refused):
-            check_fields(Refusal, one, f"{where}, refusal {i}")
-        out = cls(provenance, rows, tuple(Refusal(**one) for one in refused))
+        out = cls(
+            provenance, rows, tuple(_read_all(Refusal, data, "refused", where)),
+            tuple(_read_all(Setup, data, "setups", where)),
+        )  # fmt: skip
         out.check(where)
         return out
 
@@ -358,6 +384,16 @@ class Recording:
         return (row for row in self.rows if all(getattr(row, name) == value for name, value in fixed.items()))
 
 
+def _read_all(cls: type[Any], data: Mapping[str, Any], name: str, where: str) -> Iterable[Any]:
+    """The objects of an optional list of a file, checked; none where the file has no such list."""
+    found = data.get(name, [])
+    if not isinstance(found, list):
+        raise RecordingError(where, f"has {name!r} that is no list", "Record again with this version.")
+    for i, one in enumerate(found):
+        check_fields(cls, one, f"{where}, {name} {i}")
+    return (cls(**one) for one in found)
+
+
 def load(path: str | os.PathLike[str]) -> Recording:
     """Read and check a recording, compressed or not.
 
@@ -424,7 +460,7 @@ def write_atomically(path: Path, data: bytes) -> Path:
 
 
 __all__ = [
-    "MIN_SAMPLES", "SCHEMA", "Padded", "ProvenanceError", "Recording", "RecordingError", "Refusal", "Row",
+    "MIN_SAMPLES", "SCHEMA", "Padded", "ProvenanceError", "Recording", "RecordingError", "Refusal", "Row", "Setup",
     "check_fields", "check_samples", "load", "read_object", "shipped", "stored_samples", "write_atomically",
     "write_object",
 ]  # fmt: skip
