@@ -30,6 +30,8 @@ WITHOUT_TORCH = (
     "labkit.engine.report",
     "labkit.errors",
     "labkit.figures",
+    "labkit.graphs.advisor",
+    "labkit.graphs.avoid",
     "labkit.graphs.dispatcher",
     "labkit.graphs.modes",
     "labkit.graphs.sizes",
