@@ -16,6 +16,7 @@ from labkit.attention import op
 from labkit.config import ModelConfig
 from labkit.models.layers import (
     add_rms_norm,
+    linear,
     rms_norm,
     rotary_,
     rotary_and_write_kv,
@@ -99,7 +100,7 @@ class Decoder:
         for index, layer in enumerate(self.layers):
             x = self._attention(index, layer, x, positions)
             x, residual = add_rms_norm(x, residual, layer.post_attention_norm, eps)
-            x = F.linear(silu_and_mul(F.linear(x, layer.gate_up)), layer.down)
+            x = linear(silu_and_mul(linear(x, layer.gate_up)), layer.down)
             x, residual = add_rms_norm(x, residual, self.norm_after[index], eps)
         return x
 
@@ -108,7 +109,7 @@ class Decoder:
     def _attention(self, index: int, layer: LayerWeights, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         config = self.config
         num_tokens, heads, kv_heads = x.shape[0], config.num_heads, config.num_kv_heads
-        qkv = F.linear(x, layer.qkv, layer.qkv_bias).view(num_tokens, heads + 2 * kv_heads, config.head_size)
+        qkv = linear(x, layer.qkv, layer.qkv_bias).view(num_tokens, heads + 2 * kv_heads, config.head_size)
         q, k, v = qkv.split((heads, kv_heads, kv_heads), dim=1)
         out = x.new_empty((num_tokens, heads, config.head_size))
         if x.is_cuda:  # norms of q and k, rotation and cache write in one launch
@@ -121,11 +122,11 @@ class Decoder:
                 q, k = rms_norm(q, layer.q_norm, config.rms_norm_eps), rms_norm(k, layer.k_norm, config.rms_norm_eps)
             rotary_(q, k, positions, self.cos_sin)
             op.attention(index, q, k, v, out)
-        return F.linear(out.view(num_tokens, heads * config.head_size), layer.o, layer.o_bias)
+        return linear(out.view(num_tokens, heads * config.head_size), layer.o, layer.o_bias)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """`[rows, hidden_size]` → `[rows, vocab_size]`, in the model's dtype."""
-        return F.linear(hidden, self.lm_head)
+        return linear(hidden, self.lm_head)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Every tensor that a forward pass reads beside its arguments, whole, under a name of its own."""
