@@ -34,6 +34,7 @@ WITHOUT_TORCH = (
     "labkit.graphs.avoid",
     "labkit.graphs.dispatcher",
     "labkit.graphs.modes",
+    "labkit.graphs.padding",
     "labkit.graphs.sizes",
     "labkit.lab",
     "labkit.measure",

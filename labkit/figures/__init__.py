@@ -2,5 +2,8 @@
 
 from labkit.figures.attention import calls_figure, relative_figure, splits_figure
 from labkit.figures.latency import RunPoints, latency_figure, trace_of
+from labkit.figures.padding import padding_figure
 
-__all__ = ["RunPoints", "calls_figure", "latency_figure", "relative_figure", "splits_figure", "trace_of"]
+__all__ = [
+    "RunPoints", "calls_figure", "latency_figure", "padding_figure", "relative_figure", "splits_figure", "trace_of",
+]  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import enum
 from collections.abc import Sequence
 
 from labkit.config import CUDAGraphMode as Mode
@@ -36,6 +37,14 @@ class BatchDescriptor:
     key: GraphKey | None = None
 
 
+class Miss(enum.Enum):
+    """Why a step runs eagerly although its mode has graphs. Under NONE every step is eager, and none of them a miss."""
+
+    ABOVE_LARGEST = "above the largest size"
+    NO_GRAPH = "the mode has no graph for such a batch"
+    NOT_CAPTURED = "its graph was not captured"
+
+
 def decode_sizes(sizes: Sequence[int], max_num_seqs: int, query_len: int = 1) -> list[int]:
     """The sizes a decode batch can hit: multiples of `query_len` up to the widest batch, or the first one above it."""
     widest = max_num_seqs * query_len
@@ -56,12 +65,17 @@ class GraphDispatcher:
         sizes: capture sizes in tokens, ascending.
         max_num_seqs: requests per step, the width of the buffers.
         query_len: tokens per request in a decode step.
+
+    Attributes:
+        hits: steps per (runtime mode, tokens that run); eager ones under ("NONE", their own number).
+        misses: steps per reason for running eagerly; nothing under the mode NONE.
     """
 
     def __init__(self, mode: Mode, sizes: Sequence[int], max_num_seqs: int, query_len: int = 1) -> None:
         self.mode, self.max_num_seqs, self.query_len = mode, max_num_seqs, query_len
         self.sizes = list(sizes) if mode is not Mode.NONE else []
         self.hits: collections.Counter[tuple[str, int]] = collections.Counter()
+        self.misses: collections.Counter[Miss] = collections.Counter()
         decode, mixed = mode.decode_mode(), mode.mixed_mode()
         self.mixed_keys: dict[int, GraphKey] = {}
         self.decode_keys: dict[int, GraphKey] = {}
@@ -81,7 +95,7 @@ class GraphDispatcher:
         return sorted(keys, key=lambda k: (k.mode != "PIECEWISE", -k.size, k.uniform))
 
     def dispatch(self, num_tokens: int, num_reqs: int, is_uniform_decode: bool) -> BatchDescriptor:
-        """The descriptor of this batch; counted in `hits` under (mode, size)."""
+        """The descriptor of this batch; counted in `hits` under (mode, size), and in `misses` where it is one."""
         key = None
         if is_uniform_decode and num_tokens < len(self._decode_table):
             key = self.decode_keys[self._decode_table[num_tokens]]
@@ -89,8 +103,18 @@ class GraphDispatcher:
             key = self.mixed_keys[self._mixed_table[num_tokens]]
         if key is None:
             out = BatchDescriptor(Mode.NONE, num_tokens, num_reqs)
+            missed = self.miss(num_tokens, is_uniform_decode)
+            if missed is not None:
+                self.misses[missed] += 1
         else:
             rows = key.num_reqs if key.mode == "FULL" else num_reqs
             out = BatchDescriptor(Mode[key.mode], key.size, rows, key)
         self.hits[out.mode.name, out.size] += 1
         return out
+
+    def miss(self, num_tokens: int, is_uniform_decode: bool) -> Miss | None:
+        """Why this batch has no graph: NO_GRAPH, ABOVE_LARGEST, or None where it has one or the mode is NONE."""
+        held = max(len(self._mixed_table), len(self._decode_table) if is_uniform_decode else 0)
+        if self.mode is Mode.NONE or num_tokens < held:
+            return None
+        return Miss.ABOVE_LARGEST if held else Miss.NO_GRAPH
