@@ -197,8 +197,8 @@ class _Log:
 
     @property
     def recording(self) -> Recording:
-        kept = (tuple(found.values()) for found in (self.rows, self._refused, self._setups))
-        return Recording(self._provenance, *kept)
+        refused, setups = tuple(self._refused.values()), tuple(self._setups.values())
+        return Recording(self._provenance, tuple(self.rows.values()), refused, setups)
 
     def is_open(self, key: tuple[Any, ...]) -> bool:
         """Whether a row is neither measured nor refused yet, itself or with its whole backend."""

@@ -29,6 +29,7 @@ class RunPoints:
     """What is drawn of one run. Times in milliseconds; `samples_ms` in the order in which the steps ran.
 
     mode, size: the runtime mode and the number of tokens that ran. kind: LIVE, RECORDED or SIMULATED.
+    compiled: whether the model's code was compiled.
     finished: False while steps are still coming in; then there is no median yet.
     """
 
@@ -43,16 +44,18 @@ class RunPoints:
     p50_ms: float | None = None
     p90_ms: float | None = None
     finished: bool = True
+    compiled: bool = False
 
     @property
     def series(self) -> str:
         """The legend entry: everything that its colour, dash and marker stand for."""
-        return f"{self.backend} · {self.mode} · {self.kind}"
+        return f"{self.backend} · {self.mode}{', compiled' if self.compiled else ''} · {self.kind}"
 
     @property
     def tick(self) -> str:
         ran = f"{self.mode} {self.size}" if self.mode != "NONE" else "NONE"
-        return f"run {self.number}<br>{ran}<br>batch {self.batch}"
+        compiled = "<br>compiled" if self.compiled else ""
+        return f"run {self.number}<br>{ran}{compiled}<br>batch {self.batch}"
 
 
 def latency_figure(runs: Sequence[RunPoints], pinned: Sequence[RunPoints] = (), *, log: bool = False) -> go.Figure:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import ipywidgets as widgets
@@ -17,23 +17,19 @@ import plotly.graph_objects as go
 
 from labkit.engine.report import StepReport
 from labkit.errors import LabkitError
-from labkit.figures.latency import RunPoints, latency_figure, short_ms
-from labkit.graphs.sizes import pad_to
-from labkit.lab import sentences, ui
+from labkit.figures.latency import RunPoints, latency_figure
+from labkit.lab import run_html, sentences, ui
+from labkit.lab.controls import Controls, Source
 from labkit.lab.live import Events, LiveSource, Stopped
-from labkit.lab.machine import engine_missing
-from labkit.lab.recorded import RecordedSource, recorded_sources
-from labkit.lab.settings import AUTO, Run, Settings, parse_sizes, show_sizes
+from labkit.lab.machine import engine_missing, gpu_name
+from labkit.lab.recorded import RecordedSource, first_compiles, recorded_sources
+from labkit.lab.settings import AUTO, Run, Settings
 from labkit.lab.worker import Job, Worker, shared_worker, strict
 from labkit.measure.recordings import Row, shipped
 
-PROMPT = "The capital of France is"
 MAX_PINS = 2
 #: Seconds between two redraws while steps come in.
 REFRESH_S = 0.2
-MAX_TOKENS = 8192
-
-Source = LiveSource | RecordedSource
 
 
 def latency_panel(*, redraw: bool | None = None) -> LatencyPanel:
@@ -43,9 +39,9 @@ def latency_panel(*, redraw: bool | None = None) -> LatencyPanel:
         redraw: True draws the chart anew each time instead of updating a FigureWidget (for front ends that do not show
             one); None decides by what is installed.
     """
-    missing = engine_missing()
-    live = None if missing else LiveSource()
-    return LatencyPanel(live, recorded_sources(shipped()), redraw=redraw, no_live=missing)
+    missing, recordings = engine_missing(), shipped()
+    live = None if missing else LiveSource(first_compiles=first_compiles(recordings, gpu_name() or "cpu"))
+    return LatencyPanel(live, recorded_sources(recordings), redraw=redraw, no_live=missing)
 
 
 class LatencyPanel:
@@ -78,10 +74,8 @@ class LatencyPanel:
         self._stage = ""
         self._drawn_at = 0.0
         self._snapped: list[str] = []
-        self._moved: list[str] = []
-        self._last_source: Source | None = None
         self._build(redraw)
-        self._source_changed()
+        self.controls.refill()
 
     # --- what the panel holds --------------------------------------------------------------------------------------
 
@@ -112,7 +106,7 @@ class LatencyPanel:
     @property
     def current(self) -> Source | None:
         """The source that Run will ask."""
-        return self.sources[self.source.value] if self.sources else None
+        return self.controls.current
 
     def __repr__(self) -> str:
         return "LatencyPanel()"
@@ -139,7 +133,7 @@ class LatencyPanel:
                 raise LabkitError(
                     "Run", self._nothing_here(), "Install torch for LIVE, or a labkit that ships recordings."
                 )
-            settings = self._settings()
+            settings = self.controls.settings()
             self.error.value = ""
             self._set_busy(True, "waiting for the device")
             self._job = self.worker.submit(
@@ -182,8 +176,9 @@ class LatencyPanel:
                 raise LabkitError("Reset", "the panel is still busy", "Press Stop, or wait for the run to end.")
             self.runs, self.pinned = [], []
             self.error.value = self.text_area.value = ""
-            self.sizes.value, self.prompt.value, self.log.value = "", PROMPT, False
-            self._source_changed(defaults=True)
+            self._quiet, self.log.value = True, False
+            self._quiet = False
+            self.controls.refill(defaults=True)
             self._redraw()
 
     def wait(self, timeout: float | None = None) -> None:
@@ -210,7 +205,7 @@ class LatencyPanel:
         except Stopped:
             self._stage = "Stopped before the first measured step; nothing was added."
         else:
-            self._stage = f"Run {number} stopped after {run.row.n} steps." if run.stopped else f"Run {number} is done."
+            self._stage = f"Run {number} stopped after {run.row.n} steps." if run.stopped else _done(run)
         finally:
             done, self._stage = self._stage, ""
             self._set_busy(False, done)
@@ -239,6 +234,7 @@ class LatencyPanel:
             "LIVE",
             tuple(r.wall_ms for r in reports),
             finished=False,
+            compiled=settings.compile != "NONE",
         )
         self._draw([coming])
         self._drawn_at = time.monotonic()
@@ -247,7 +243,7 @@ class LatencyPanel:
     def _on_text(self, so_far: str, settings: Settings) -> None:
         if self._due():
             self._drawn_at = time.monotonic()
-            self.text_area.value = _text_html(settings.prompt, so_far, "writing …")
+            self.text_area.value = run_html.text_html(settings.prompt, so_far, "writing …")
 
     def _due(self) -> bool:
         pause = self._refresh_s * (5 if self.view.redraws else 1)
@@ -258,141 +254,42 @@ class LatencyPanel:
 
     # --- controls --------------------------------------------------------------------------------------------------
 
-    def _settings(self) -> Settings:
-        return Settings(
-            model=self.model.value, backend=self.backend.value, mode=self.mode.value,
-            sizes=parse_sizes(self.sizes.value, self._size_limit()), batch=self.batch.value, context=self.context.value,
-            prompt=self.prompt.value.strip(),
-        )  # fmt: skip
-
-    def _size_limit(self) -> int:
-        source = self.current
-        return source.limits.max_num_batched_tokens if isinstance(source, LiveSource) else MAX_TOKENS
-
-    def _source_changed(self, defaults: bool = False) -> None:
-        """Fill every control with what the source offers, and keep what can be kept."""
-        source = self.current
-        if source is None:
-            for control in (*self._controls(), *self._buttons()):
+    def _source_changed(self) -> None:
+        if self.current is None:
+            for control in (*self.controls.all(), *self._buttons()):
                 control.disabled = True
             self.status.value = ui.block(ui.escape(self._nothing_here()))
             self._redraw()
             return
-        self.prompt.layout.display = None if isinstance(source, LiveSource) else "none"
-        with self._quietly():
-            _fill(self.model, [(m, m) for m in source.models()], defaults)
-            self._fill_backends(source, defaults)
-            self._fill_modes(source, defaults)
-            self._fill_ranges(source, defaults)
         self._changed()
-
-    def _fill_backends(self, source: Source, defaults: bool = False) -> None:
-        names = source.backends(self.model.value)
-        refused = source.refused(self.model.value) if isinstance(source, LiveSource) else {}
-        _fill(self.backend, [(f"{n} (not here)" if n in refused else n, n) for n in names], defaults)
-
-    def _fill_modes(self, source: Source, defaults: bool = False) -> None:
-        _fill(self.mode, [(m, m) for m in source.modes(self.model.value, self.backend.value)], defaults)
-
-    def _fill_ranges(self, source: Source, defaults: bool = False) -> None:
-        where = self.model.value, self.backend.value, self.mode.value
-        batches, contexts = source.batches(*where), source.contexts(*where)
-        wanted = (self.batch.value, self.context.value)
-        fresh = defaults or not self._seen_source(source)
-        if fresh:
-            wanted = (
-                (source.limits.default_batch, source.limits.default_context)
-                if isinstance(source, LiveSource)
-                else (1, 512)
-            )
-        self._moved = []
-        for control, allowed, value in ((self.batch, batches, wanted[0]), (self.context, contexts, wanted[1])):
-            control.set_range(allowed.low, allowed.high, allowed.step)
-            control.set_quietly(allowed.nearest(value))
-            if control.value != value and not fresh:
-                cannot = "not recorded" if allowed.points else "not possible"
-                self._moved.append(f"{control.name} {value} is {cannot} here; moved to {control.value}.")
-        self.sizes.placeholder = f"default: {show_sizes(source.default_sizes(*where), 4) or 'none'}"
-
-    def _seen_source(self, source: Source) -> bool:
-        """Whether this source was shown just before; another one starts from its own batch and context."""
-        seen, self._last_source = self._last_source is source, source
-        return seen
-
-    def _model_changed(self) -> None:
-        source = self.current
-        if source is not None:
-            with self._quietly():
-                self._fill_backends(source)
-                self._fill_modes(source)
-                self._fill_ranges(source)
-        self._changed(self._moved)
-
-    def _number_changed(self, control: ui.Number, value: int) -> None:
-        """Snap to what is recorded, and say so; a LIVE source takes every value."""
-        if self._quiet:
-            return
-        source = self.current
-        notes = [control.notice] if control.notice else []
-        if isinstance(source, RecordedSource):
-            asked = Settings(
-                self.model.value, self.backend.value, self.mode.value, None, self.batch.value, self.context.value
-            )
-            snapped, moved = source.snap(asked)
-            notes += moved
-            with self._quietly():
-                self.batch.set_quietly(snapped.batch)
-                self.context.set_quietly(snapped.context)
-        self._changed(notes)
 
     def _changed(self, notes: Sequence[str] = ()) -> None:
         """After any control: check the size list, and say what Run will do and whether the chart is older than that."""
         self._snapped = [n for n in notes if n]
         with self._guarded("capture sizes"):
-            settings = self._settings()
+            settings = self.controls.settings()
             self.error.value = ""
             self._explain(settings)
         if not self.busy:
             self._say(self._idle_text())
 
     def _explain(self, settings: Settings) -> None:
-        source = self.current
-        if source is None:
+        if self.current is None:
             return
-        lines = [f"<b>{ui.escape(n)}</b>" for n in self._snapped]
-        mode, trail = source.resolved(settings)
-        lines += [ui.escape(line) for line in trail]
-        if mode != "NONE":
-            sizes = list(settings.sizes or source.default_sizes(settings.model, settings.backend, settings.mode))
-            size = pad_to(settings.batch, sizes)
-            if size is None:
-                lines.append(
-                    f"Sizes {show_sizes(sizes)}: batch {settings.batch} is above the largest, so it runs eagerly."
-                )
-            else:
-                pad = f", {size - settings.batch} padding" if size > settings.batch else ", no padding"
-                lines.append(f"Sizes {show_sizes(sizes)}: batch {settings.batch} runs in the graph of {size}{pad}.")
-        if isinstance(source, LiveSource):
-            lines += self._explain_live(source, settings, mode)
-        self.hint.value = ui.block("".join(f"<p>{line}</p>" for line in lines), "lk-small lk-quiet")
-        self.cost.value = ui.block(f"<p>{ui.escape(source.cost(settings))}</p>", "lk-small")
-
-    def _explain_live(self, source: LiveSource, settings: Settings, mode: str) -> Iterator[str]:
-        reason = source.refused(settings.model).get(settings.backend)
-        if reason:
-            yield f"{settings.backend} cannot run here: {ui.escape(reason)}."
-        if not source.device:
-            if mode != "NONE":
-                yield "On a CPU the graph is emulated: same discipline, nothing saved."
-            if settings.backend == "TRITON_ATTN":
-                yield "On a CPU TRITON_ATTN runs in Triton's interpreter, which takes seconds for a step."
+        lines = [*(f"<b>{ui.escape(n)}</b>" for n in self._snapped), *self.controls.explain(settings)]
+        self.hint.value = ui.block("".join(f"<div>{line}</div>" for line in lines), "lk-small lk-quiet")
+        self.cost.value = ui.block(f"<p>{ui.escape(self.current.cost(settings))}</p>", "lk-small")
 
     def _idle_text(self) -> str:
         if not self.runs:
             return "Ready."
         last = self.runs[-1]
         try:
-            same = self._settings() == last.settings and self.current is not None and self.current.kind == last.kind
+            same = (
+                self.controls.settings() == last.settings
+                and self.current is not None
+                and self.current.kind == last.kind
+            )
         except LabkitError:
             same = False
         return "Ready." if same else f"Settings changed since run {last.number}. Press Run."
@@ -401,14 +298,11 @@ class LatencyPanel:
         why = self._no_live or "No engine runs here."
         return f"{why} This labkit ships no recordings either, so there is nothing to show"
 
-    def _controls(self) -> list[Any]:
-        return [self.source, self.model, self.backend, self.mode, self.sizes, self.batch, self.context, self.prompt]
-
     def _buttons(self) -> list[widgets.Button]:
         return [self.run_button, self.stop_button, self.pin_button, self.reset_button]
 
     def _set_busy(self, busy: bool, text: str) -> None:
-        for control in self._controls():
+        for control in self.controls.all():
             control.disabled = busy
         self.run_button.disabled = self.reset_button.disabled = busy
         self.stop_button.disabled = not busy
@@ -424,13 +318,14 @@ class LatencyPanel:
 
     def _redraw(self) -> None:
         self._draw()
-        self.table_area.value = _table_html(self.runs)
-        self.pins.value = _pins_html(self.pinned)
-        self.said.value = _summary_html(self.runs[-1]) if self.runs else _first_words(self.current)
+        first = run_html.first_words() if self.current is not None else ""
+        self.table_area.value = run_html.table_html(self.runs)
+        self.pins.value = run_html.pins_html(self.pinned)
+        self.said.value = run_html.summary_html(self.runs[-1]) if self.runs else first
         if self.current is not None:
             self.pin_button.disabled = not self.runs or self.run_button.disabled
             with contextlib.suppress(LabkitError):  # a list that does not parse has its card already
-                self._explain(self._settings())
+                self._explain(self.controls.settings())
 
     def _draw(self, coming: Sequence[RunPoints] = ()) -> None:
         runs = [*(sentences.points_of(run) for run in self.runs), *coming]
@@ -439,22 +334,16 @@ class LatencyPanel:
         )
 
     def _show_text(self, run: Run) -> None:
-        self.text_area.value = _text_html(run.settings.prompt if run.text else "", run.text, run.text_note)
+        self.text_area.value = run_html.text_html(run.settings.prompt if run.text else "", run.text, run.text_note)
 
     # --- building --------------------------------------------------------------------------------------------------
 
     def _build(self, redraw: bool | None) -> None:
-        self.source = widgets.ToggleButtons(
-            options=[(f"{s.kind} · {s.label}", i) for i, s in enumerate(self.sources)] or [("nothing to run", 0)],
-            value=0, style={"button_width": "auto"},
-        )  # fmt: skip
-        self.model = ui.dropdown("Model", [("-", "-")])
-        self.backend = ui.dropdown("Backend", [("-", "-")])
-        self.mode = ui.dropdown("Graph mode", [("-", "-")])
-        self.sizes = ui.text("Capture sizes")
-        self.batch = ui.Number("Batch", 1, 256, 1)
-        self.context = ui.Number("Context", 16, 4096, 64, 16)
-        self.prompt = ui.text("Prompt", PROMPT, "text that the measured engine continues")
+        self.controls = Controls(self.sources, self._changed, self._source_changed)
+        self.source, self.model, self.backend = self.controls.source, self.controls.model, self.controls.backend
+        self.compile, self.mode, self.eager = self.controls.compile, self.controls.mode, self.controls.eager
+        self.sizes, self.batch, self.context = self.controls.sizes, self.controls.batch, self.controls.context
+        self.prompt = self.controls.prompt
         self.run_button = ui.button("Run", "Measure one decode step with these settings, or look it up", "primary")
         self.stop_button = ui.button("Stop", "End the run after the step that is under way")
         self.pin_button = ui.button("Pin", "Keep the newest run for comparison (two at most)")
@@ -477,7 +366,8 @@ class LatencyPanel:
             head += '<span class="lk-quiet lk-small">No RECORDED source: this labkit ships no recordings.</span>'
         left = ui.stack(
             [
-                self.model, self.backend, self.mode, self.sizes, self.batch.widget, self.context.widget,
+                self.model, self.backend, self.compile, self.mode, self.eager, self.sizes, self.batch.widget,
+                self.context.widget,
                 self.hint, self.cost, ui.row(self._buttons(), width="auto"), self.progress, self.status, self.error,
                 self.prompt, self.text_area,
             ],
@@ -506,26 +396,7 @@ class LatencyPanel:
         self.stop_button.on_click(lambda _: self.stop())
         self.pin_button.on_click(lambda _: self.pin())
         self.reset_button.on_click(lambda _: self.reset())
-        self._observe(self.source, self._source_changed)
-        for dropdown in (self.model, self.backend, self.mode):
-            self._observe(dropdown, self._model_changed)
-        for field in (self.sizes, self.prompt):
-            self._observe(field, self._changed)
-        self._observe(self.log, self._draw)
-        for number in (self.batch, self.context):
-            number.on_change = functools.partial(self._number_changed, number)
-
-    def _observe(self, control: widgets.Widget, react: Callable[[], None]) -> None:
-        control.observe(lambda change: None if self._quiet else react(), names="value")
-
-    @contextlib.contextmanager
-    def _quietly(self) -> Iterator[None]:
-        """While entered, a control that the panel itself sets does not call back."""
-        before, self._quiet = self._quiet, True
-        try:
-            yield
-        finally:
-            self._quiet = before
+        self.log.observe(lambda change: None if self._quiet else self._draw(), names="value")
 
     @contextlib.contextmanager
     def _guarded(self, doing: str) -> Iterator[None]:
@@ -538,97 +409,9 @@ class LatencyPanel:
             self.error.value = ui.error_card(error, doing)
 
 
-def _fill(control: widgets.Dropdown, options: list[tuple[str, str]], default: bool) -> None:
-    """New options; the old value stays where it is still among them."""
-    old, values = control.value, [value for _, value in options]
-    if list(control.options) != options:
-        control.options = options
-    control.value = old if old in values and not default else values[0]
-
-
-def _first_words(source: Source | None) -> str:
-    if source is None:
-        return ""
-    return ui.block(
-        "Press Run with mode NONE, then with FULL, and compare. Every run stays in the chart.", "lk-sentence"
-    )
-
-
-def _summary_html(run: Run) -> str:
-    notes = "".join(f'<p class="lk-small">{ui.escape(note)}</p>' for note in run.notes)
-    stopped = '<p class="lk-small">Stopped early: the numbers are of the steps that ran.</p>' if run.stopped else ""
-    return ui.block(
-        f"{ui.badge(run.kind, sentences.machine(run))} {ui.escape(sentences.summary(run))}{notes}{stopped}"
-        f'<p class="lk-small lk-quiet">{ui.escape(sentences.origin(run))}</p>',
-        "lk-sentence",
-    )
-
-
-def _text_html(prompt: str, text: str, note: str) -> str:
-    if not (text or note):
-        return ""
-    body = (
-        f'<div class="lk-text"><span class="lk-prompt">{ui.escape(prompt)}</span>{ui.escape(text)}</div>'
-        if text
-        else ""
-    )
-    return ui.block(f'{body}<p class="lk-small lk-quiet">{ui.escape(note)}</p>')
-
-
-def _pins_html(pinned: Sequence[Run]) -> str:
-    if not pinned:
-        return ""
-    cards = "".join(f'<div class="lk-pin">{"".join(_pin_lines("AB"[i], run))}</div>' for i, run in enumerate(pinned))
-    said = "Pin a second run to compare the two."
-    if len(pinned) == 2:
-        kinds = {run.kind for run in pinned}
-        said = f"{ui.badge(*kinds) + ' ' if len(kinds) == 1 else ''}{ui.escape(sentences.comparison(*pinned))}"
-    return ui.block(f'<div class="lk-pins">{cards}</div><p class="lk-sentence">{said}</p>')
-
-
-def _pin_lines(letter: str, run: Run) -> Iterator[str]:
-    row = run.row
-    ran = (
-        "mode NONE"
-        if row.mode == "NONE"
-        else f"mode {row.mode}, size {row.size}{' (emulated)' if run.emulated else ''}"
-    )
-    yield f"<div><b>{letter} · run {run.number}</b> {ui.badge(run.kind, sentences.machine(run))}</div>"
-    yield f'<div class="lk-big">{short_ms(row.p50_ms)} ms</div>'
-    yield f"<div>p10–p90 {short_ms(row.p10_ms)}–{short_ms(row.p90_ms)} ms, n={row.n}</div>"
-    which = f"{row.model}, {row.backend}, {ran}, batch {run.settings.batch}, context {row.context}"
-    yield f"<div>{ui.escape(which)}</div>"
-    if row.launches is not None:
-        graphs = ", none of them a graph" if not row.graph_launches else f", {row.graph_launches} of them a graph"
-        yield f"<div>{row.launches} launches{graphs}</div>"
-
-
-_COLUMNS = [
-    ("run", "run#"), ("badge", "kind"), ("model", "model"), ("backend", "backend"), ("mode", "mode"), ("size", "size#"),
-    ("batch", "batch#"), ("context", "context#"), ("p50_ms", "median ms#"), ("band", "p10–p90 ms#"), ("n", "n#"),
-    ("launches", "launches#"), ("tok_s", "tokens/s#"),
-]  # fmt: skip
-
-
-def _table_html(runs: Sequence[Run]) -> str:
-    return ui.table("Runs", _COLUMNS, [_cells(run) for run in runs])
-
-
-def _cells(run: Run) -> dict[str, str]:
-    values = sentences.table_row(run)
-    cells = {key: ui.escape("–" if value is None else value) for key, value in values.items()}
-    cells["badge"] = f'<span title="{ui.escape(sentences.origin(run))}">{ui.badge(run.kind)}</span>'
-    if run.settings.mode != run.row.mode:
-        cells["mode"] = f"{cells['mode']} <span class='lk-quiet'>(asked {ui.escape(run.settings.mode)})</span>"
-    if run.emulated:
-        cells["mode"] += " <span class='lk-quiet'>emulated</span>"
-    cells["p50_ms"] = f'<span data-ms="{run.row.p50_ms!r}">{short_ms(run.row.p50_ms)}</span>'
-    cells["band"] = f"{short_ms(run.row.p10_ms)}–{short_ms(run.row.p90_ms)}"
-    cells["n"] = f"{run.row.n}{' (stopped)' if run.stopped else ''}"
-    cells["tok_s"] = f"{values['tok_s']:.0f}"
-    if run.row.graph_launches:
-        cells["launches"] += f" ({run.row.graph_launches} graph)"
-    return cells
+def _done(run: Run) -> str:
+    kept = [line for line in run.ready if line.startswith("Kept:")]
+    return " ".join([f"Run {run.number} is done.", *map(ui.escape, kept)])
 
 
 __all__ = ["AUTO", "LatencyPanel", "latency_panel"]

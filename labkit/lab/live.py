@@ -5,19 +5,23 @@ Everything in this file runs on the worker thread. Torch is only imported once a
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from labkit.attention.selector import Candidate
 from labkit.bench.steps import make_row
 from labkit.config import ATTENTION_BACKENDS, CUDAGraphMode, SamplingParams
-from labkit.engine.report import StepReport
+from labkit.engine.report import ReconfigureReport, StepReport
 from labkit.errors import ConfigError, LabkitError
 from labkit.graphs import modes
+from labkit.graphs.dispatcher import GraphDispatcher, GraphKey
+from labkit.graphs.sizes import default_capture_sizes
+from labkit.lab import sentences
 from labkit.lab.machine import backend_answers, gpu_name, has_default_model, shape_of
-from labkit.lab.settings import AUTO, MODES, Range, Run, Settings, show_sizes
+from labkit.lab.settings import AUTO, COMPILES, MODES, Range, Run, Settings, show_sizes
 from labkit.measure import launches
 from labkit.measure.launches import LaunchCount
 from labkit.measure.provenance import collect
@@ -80,11 +84,12 @@ class EngineRoom:
         self._make = make
         self.llm: Any = None
         self.model = ""
+        self.report: ReconfigureReport | None = None  # of the newest change; None for an engine just built
         self._progress: Callable[[str, int, int, str], None] = lambda *args: None
 
     def prepare(self, model: str, progress: Callable[[str, int, int, str], None], **changes: Any) -> Any:
         """The engine with this model and these settings: reconfigured where possible, built where not."""
-        self._progress = progress
+        self._progress, self.report = progress, None
         if self.llm is not None and self.model != model:
             # Weights of two models need not fit at once, so the old ones go first.
             self.close()
@@ -93,7 +98,7 @@ class EngineRoom:
             self.model = model
         else:
             self.llm.reset()
-            self.llm.reconfigure(**changes)
+            self.report = self.llm.reconfigure(**changes)
         return self.llm
 
     def close(self) -> None:
@@ -124,7 +129,12 @@ def shared_room() -> EngineRoom:
 
 
 class LiveSource:
-    """This machine's engine behind the panel's controls."""
+    """This machine's engine behind the panel's controls.
+
+    Args:
+        ask_backends: every backend's answer for (model, max_num_seqs, max_model_len, FLASH_ATTN's version).
+        first_compiles: seconds that the first compilation of a model took on such a machine, where known.
+    """
 
     kind = "LIVE"
 
@@ -133,17 +143,23 @@ class LiveSource:
         room: EngineRoom | None = None,
         limits: Limits | None = None,
         device: str | None = None,
-        ask_backends: Callable[[str, int, int], tuple[Candidate, ...]] | None = None,
+        ask_backends: Callable[[str, int, int, int | None], tuple[Candidate, ...]] | None = None,
+        first_compiles: Mapping[str, float] | None = None,
     ) -> None:
         self.room = room or shared_room()
         self.device = device if device is not None else gpu_name()
         self.limits = limits or (GPU_LIMITS if self.device else CPU_LIMITS)
         self._ask_backends = ask_backends or _answers_for
         self._load_s: dict[str, float] = {}
-        self._capture_ms: dict[tuple[str, str], float] = {}
-        self._step_ms: dict[tuple[str, str, str], float] = {}
-        self._eager_launches: dict[tuple[str, str, int], int] = {}
-        self._answers: dict[tuple[str, int], tuple[Candidate, ...]] = {}
+        self._capture_ms: dict[tuple[str, ...], float] = {}
+        self._step_ms: dict[tuple[str, ...], float] = {}
+        self._eager_launches: dict[tuple[Any, ...], int] = {}
+        self._answers: dict[tuple[Any, ...], tuple[Candidate, ...]] = {}
+        self._compile_s = dict(first_compiles or {})
+        # What the engine that is loaded holds: its graphs of one memory layout, and the models it has compiled.
+        self._layout: tuple[int, int] | None = None
+        self._graphs: set[tuple[Any, ...]] = set()
+        self._compiled = False
 
     @property
     def machine(self) -> str:
@@ -163,46 +179,65 @@ class LiveSource:
         fit = [n for n, shape in SHAPES.items() if shape.num_parameters() * itemsize <= self.limits.model_bytes]
         return [DEFAULT_MODEL, *fit] if has_default_model() else [*fit, DEFAULT_MODEL]
 
-    def backends(self, model: str) -> list[str]:
-        return [AUTO, *ATTENTION_BACKENDS]
+    def backends(self, model: str) -> list[tuple[str, str]]:
+        """Label and choice of each backend; of FLASH_ATTN one for each version that can serve, the automatic first."""
+        out = [(AUTO, AUTO)]
+        refused = self.refused(model)
+        found = {c.name: c for c in self._candidates(model)}
+        for name in ATTENTION_BACKENDS:
+            versions = [v.version for v in found[name].versions if v.usable] if name in found else []
+            if name in refused or not versions:
+                out.append((f"{name} (not here)" if name in refused else name, name))
+                continue
+            out.append((f"{name} · FA{versions[0]}", name))
+            out += [(f"{name} · FA{version}", f"{name}:{version}") for version in versions[1:]]
+        return out
 
     def refused(self, model: str) -> dict[str, str]:
         """The backends that cannot serve `model` here, each with its reasons."""
         return {c.name: "; ".join(map(str, c.reasons)) for c in self._candidates(model) if not c.usable}
 
+    def serving(self, settings: Settings) -> Candidate | None:
+        """The answer of the backend that the engine will take; None where none can serve."""
+        found = self._candidates(settings.model, self._max_model_len(settings), settings.version)
+        usable = [c for c in found if c.usable and (c.name == settings.backend or settings.backend == AUTO and c.order)]
+        return usable[0] if usable else None
+
     def resolved(self, settings: Settings) -> tuple[str, list[str]]:
         """The mode that will run and every decision that changed it; the engine decides by the same rule."""
-        found = self._candidates(settings.model, self._max_model_len(settings))
-        usable = [c for c in found if c.usable and (c.name == settings.backend or settings.backend == AUTO and c.order)]
-        tier = usable[0].tier if usable else None
-        if tier is None:
+        candidate = self.serving(settings)
+        if candidate is None:
             return settings.mode, []
+        compiled = settings.compile == "VLLM_COMPILE"
         try:
             asked = CUDAGraphMode[settings.mode]
-            mode, trail = modes.resolve(asked, tier, compiled=False, backend=usable[0].name)
+            mode, trail = modes.resolve(
+                asked, candidate.tier, compiled, backend=candidate.name, breakable=not compiled
+            )  # fmt: skip
         except ConfigError as error:
             return "NONE", [str(error)]
         return mode.name, [f"{line}." for line in trail if "→" in line]
 
-    def _candidates(self, model: str, max_model_len: int = 256) -> tuple[Candidate, ...]:
-        key = model, max_model_len
+    def _candidates(self, model: str, max_model_len: int = 256, version: int | None = None) -> tuple[Candidate, ...]:
+        key = model, max_model_len, version
         if key not in self._answers:
-            self._answers[key] = self._ask_backends(model, self.limits.max_num_seqs, max_model_len)
+            self._answers[key] = self._ask_backends(model, self.limits.max_num_seqs, max_model_len, version)
         return self._answers[key]
 
-    def modes(self, model: str, backend: str) -> list[str]:
+    def compiles(self, model: str, backend: str) -> list[str]:
+        return list(COMPILES)
+
+    def modes(self, model: str, backend: str, compile: str = "NONE") -> list[str]:
         return list(MODES)
 
-    def batches(self, model: str, backend: str, mode: str) -> Range:
+    def batches(self, settings: Settings) -> Range:
         return Range(1, self.limits.max_num_seqs)
 
-    def contexts(self, model: str, backend: str, mode: str) -> Range:
-        longest = shape_of(model).max_position_embeddings
+    def contexts(self, settings: Settings) -> Range:
+        longest = shape_of(settings.model).max_position_embeddings
         return Range(16, min(self.limits.max_context, longest - HEADROOM), 16)
 
-    def default_sizes(self, model: str, backend: str, mode: str) -> list[int]:
-        from labkit.graphs.sizes import default_capture_sizes
-
+    def default_sizes(self, settings: Settings) -> list[int]:
         limits = self.limits
         if limits.sizes is not None:
             return list(limits.sizes)
@@ -220,16 +255,24 @@ class LiveSource:
             known = self._load_s.get(settings.model)
             parts.append(f"load {settings.model}" + (f" ({known:.0f} s last time)" if known else ""))
             seconds += known or 4.0
-        if self.resolved(settings)[0] != "NONE":
-            sizes = settings.sizes or tuple(self.default_sizes(settings.model, settings.backend, settings.mode))
-            todo = [s for s in sizes if s not in self._captured(settings)]
-            if todo:
-                # Before the first measured capture: a FULL graph of thirty layers took some 50 ms on a data-centre GPU.
-                each = self._capture_ms.get((settings.model, settings.backend), 50.0 if self.device else 2.0)
-                word = "emulated graph" if not self.device else "graph"
-                parts.append(f"capture {len(todo)} {word}{'s' if len(todo) > 1 else ''} ({show_sizes(todo)})")
-                seconds += len(todo) * each / 1e3
-        step_ms = self._step_ms.get((settings.model, settings.backend, settings.mode), 8.0 if self.device else 60.0)
+        if settings.compile != "NONE" and not (loaded and self._compiled):
+            known = self._compile_s.get(settings.model)
+            first = f"about {_about(known)}" if known else "tens of seconds"
+            parts.append(f"compile it (the first compile of this model takes {first}, later starts read it from the "
+                         "cache)")  # fmt: skip
+            seconds += known or 30.0
+        wanted, todo = self._wanted_graphs(settings), self._missing_graphs(settings)
+        if todo:
+            # Before the first measured capture: a FULL graph of thirty layers took some 50 ms on a data-centre GPU.
+            each = self._capture_ms.get(
+                (settings.model, settings.choice, settings.compile), 50.0 if self.device else 2.0
+            )
+            sizes = sorted({key.size for key in todo})
+            parts.append(f"capture {_graphs(todo, self.device)} ({show_sizes(sizes)})")
+            seconds += len(todo) * each / 1e3
+        elif wanted and loaded:
+            parts.append(f"keep {'its' if len(wanted) == 1 else 'all'} {_graphs(wanted, self.device)}")
+        step_ms = self._step_ms.get(_kind_of_step(settings), 8.0 if self.device else 60.0)
         limits = self.limits
         most = (limits.warmup + limits.steps) * step_ms / 1e3
         measuring = max(min(limits.budget_s, most), (limits.warmup + limits.min_steps) * step_ms / 1e3)
@@ -240,12 +283,31 @@ class LiveSource:
         seconds += measuring + min(limits.text_s, TEXT_TOKENS * step_ms / 1e3)
         return f"Run will {', '.join(parts)}: about {_about(seconds)}."
 
-    def _captured(self, settings: Settings) -> set[int]:
-        llm = self.room.llm
-        if llm is None or self.room.model != settings.model:
-            return set()
-        same = settings.backend in (AUTO, llm.selection.selected)
-        return {r.size for r in llm.capture_records} if same else set()
+    def _wanted_graphs(self, settings: Settings) -> list[GraphKey]:
+        """What the engine will have a graph of, one key for each."""
+        sizes = settings.sizes or tuple(self.default_sizes(settings))
+        mode = CUDAGraphMode[self.resolved(settings)[0]]
+        return GraphDispatcher(mode, sizes, self.limits.max_num_seqs).capture_order()
+
+    def _missing_graphs(self, settings: Settings) -> list[GraphKey]:
+        """Those that the loaded engine does not hold yet. A change of the memory's layout drops all it has."""
+        wanted, candidate = self._wanted_graphs(settings), self.serving(settings)
+        if self.room.llm is None or self.room.model != settings.model or candidate is None:
+            return wanted
+        if self._layout != (self._max_model_len(settings), candidate.block_size):
+            return wanted
+        return [key for key in wanted if (candidate.name, settings.version, settings.compile, key) not in self._graphs]
+
+    def _note_graphs(self, llm: Any, settings: Settings) -> None:
+        """Remember what the engine holds now, to announce the next click truly."""
+        layout = llm.config.max_model_len, llm.config.block_size
+        if self.room.report is None or layout != self._layout:
+            self._graphs.clear()
+        self._layout = layout
+        self._compiled = llm.compile_report is not None or (self._compiled and self.room.report is not None)
+        held = GraphDispatcher(llm.cudagraph_mode, llm.capture_sizes, llm.config.max_num_seqs).capture_order()
+        where = llm.selection.selected, settings.version, settings.compile
+        self._graphs |= {(*where, key) for key in held}
 
     # --- a run -----------------------------------------------------------------------------------------------------
 
@@ -258,7 +320,7 @@ class LiveSource:
             Stopped: it said yes before the first measured step.
             LabkitError: the engine cannot do what was asked.
         """
-        llm = self._prepare(settings, events)
+        llm, ready = self._prepare(settings, events)
         if should_stop():
             raise Stopped
         reports = self._measure(llm, settings, should_stop, events)
@@ -273,35 +335,46 @@ class LiveSource:
         made = collect(
             "LIVE", "latency_panel", order="as run", n=row.n, primed=True, device="auto" if self.device else "cpu"
         )
-        self._step_ms[settings.model, settings.backend, settings.mode] = row.p50_ms
+        self._step_ms[_kind_of_step(settings)] = row.p50_ms
         stopped = should_stop()
         text, note = self._write(llm, settings, should_stop, events)
+        notes = [*_notes(llm, settings, reports), *_new_notes(llm, self.room.report)]
         return Run(
-            number=number, settings=settings, row=row, provenance=made, notes=tuple(_notes(llm, settings, reports)),
+            number=number, settings=settings, row=row, provenance=made, notes=tuple(notes), ready=ready,
+            graphs=tuple(llm.capture_records),
             reports=tuple(reports), emulated=bool(reports[-1].emulated), text=text, text_note=note, stopped=stopped,
             eager_launches=(eager, eager) if eager else None,
         )  # fmt: skip
 
-    def _prepare(self, settings: Settings, events: Events) -> Any:
+    def _prepare(self, settings: Settings, events: Events) -> tuple[Any, tuple[str, ...]]:
+        """The engine as the settings want it, and sentences on what that took."""
+
         def progress(stage: str, done: int, total: int, detail: str) -> None:
             events.stage(f"{stage} {detail}" if stage != "capturing" else f"capturing {detail}", done, total)
 
         fresh = self.room.llm is None or self.room.model != settings.model
         begin = time.perf_counter()
         events.stage(f"loading {settings.model}" if fresh else "reconfiguring", 0, 0)
-        sizes = settings.sizes or tuple(self.default_sizes(settings.model, settings.backend, settings.mode))
+        sizes = settings.sizes or tuple(self.default_sizes(settings))
         llm = self.room.prepare(
             settings.model, progress, max_num_seqs=self.limits.max_num_seqs,
             max_num_batched_tokens=self.limits.max_num_batched_tokens, max_model_len=self._max_model_len(settings),
             attention_backend=None if settings.backend == AUTO else settings.backend,
+            flash_attn_version=settings.version, compilation_mode=settings.compile,
             cudagraph_mode=settings.mode, cudagraph_capture_sizes=sizes,
         )  # fmt: skip
+        seconds = time.perf_counter() - begin
+        records, compiled = llm.capture_records, llm.compile_report
         if fresh:
-            self._load_s[settings.model] = time.perf_counter() - begin
-        records = llm.capture_records
+            spent = sum(r.ms for r in records) / 1e3 + (compiled.total_ms / 1e3 if compiled else 0.0)
+            self._load_s[settings.model] = max(0.0, seconds - spent)
         if records:
-            self._capture_ms[settings.model, settings.backend] = sum(r.ms for r in records) / len(records)
-        return llm
+            each = sum(r.ms for r in records) / len(records)
+            self._capture_ms[settings.model, settings.choice, settings.compile] = each
+        if compiled is not None and not compiled.from_cache:
+            self._compile_s[settings.model] = compiled.total_ms / 1e3
+        self._note_graphs(llm, settings)
+        return llm, sentences.ready(llm, self.room.report, seconds, llm.emulated_graphs)
 
     def _max_model_len(self, settings: Settings) -> int:
         """Room for the context, the steps and the text.
@@ -354,7 +427,7 @@ class LiveSource:
             return LaunchCount(None, reason="launches are counted on a GPU"), None
         events.stage("counting launches", 0, 0)
         found = _traced_step(llm, settings)
-        key = (settings.model, llm.selection.selected, settings.batch)
+        key = (settings.model, llm.selection.selected, settings.version, settings.compile, settings.batch)
         if not found.graph_launches:
             if found.launches is not None:
                 self._eager_launches[key] = found.launches
@@ -400,15 +473,32 @@ def _traced_step(llm: Any, settings: Settings) -> LaunchCount:
         llm.reset()
 
 
-def _answers_for(model: str, max_num_seqs: int, max_model_len: int) -> tuple[Candidate, ...]:
-    return backend_answers(shape_of(model), max_num_seqs, max_model_len)
+def _answers_for(model: str, max_num_seqs: int, max_model_len: int, version: int | None) -> tuple[Candidate, ...]:
+    return backend_answers(shape_of(model), max_num_seqs, max_model_len, version)
+
+
+def _kind_of_step(settings: Settings) -> tuple[str, ...]:
+    return settings.model, settings.choice, settings.compile, settings.mode
+
+
+def _graphs(keys: Sequence[GraphKey], device: str) -> str:
+    """ "4 graphs", "35 steps in pieces and 35 graphs"; on a CPU they are emulated."""
+    counts = collections.Counter(key.mode for key in keys)
+    words = {"FULL": ("graph", "graphs"), "PIECEWISE": ("step in pieces", "steps in pieces")}
+    emulated = "" if device else "emulated "
+    return " and ".join(f"{n} {emulated}{words[mode][n > 1]}" for mode, n in counts.items())
+
+
+def _new_notes(llm: Any, report: ReconfigureReport | None) -> list[str]:
+    """What the engine itself had to say while it got ready, such as a compilation that failed."""
+    return list(llm.notes if report is None else report.notes)
 
 
 def _notes(llm: Any, settings: Settings, reports: list[StepReport]) -> list[str]:
     """What a reader must know beside the numbers: a mode that was lowered, padding, a step above the largest size."""
     notes: list[str] = []
     last = reports[-1]
-    if CUDAGraphMode[settings.mode].decode_mode() is not llm.cudagraph_mode.decode_mode():
+    if CUDAGraphMode[settings.mode] is not llm.cudagraph_mode:
         notes += [f"{line}." for line in llm.mode_trail if "→" in line]
     if last.num_padded:
         be = "is" if last.num_padded == 1 else "are"

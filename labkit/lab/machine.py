@@ -51,11 +51,15 @@ def shape_of(model: str | None) -> ModelConfig:
 
 
 def backend_answers(
-    shape: ModelConfig, max_num_seqs: int = 256, max_model_len: int | None = None
+    shape: ModelConfig,
+    max_num_seqs: int = 256,
+    max_model_len: int | None = None,
+    flash_attn_version: int | None = None,
 ) -> tuple[Candidate, ...]:
     """Every backend's answer for a model on this machine, with the real reason of what does not load.
 
-    The two limits decide graph tiers; None is the engine's own default length.
+    The two limits decide graph tiers; None is the engine's own default length. Each backend is asked for the page size
+    that it prefers.
     """
     from labkit.attention.interface import AttentionSpec, Platform
     from labkit.attention.selector import candidates
@@ -66,7 +70,7 @@ def backend_answers(
     spec = AttentionSpec(
         shape.num_heads, shape.num_kv_heads, shape.head_size, resolve_dtype("auto", platform)[0], 16,
         max_model_len=max_model_len or min(shape.max_position_embeddings, DEFAULT_MAX_MODEL_LEN[platform.device_type]),
-        max_num_seqs=max_num_seqs,
+        max_num_seqs=max_num_seqs, flash_attn_version=flash_attn_version,
     )  # fmt: skip
-    found = candidates(spec, platform, find_backends(platform))
+    found = candidates(spec, platform, find_backends(platform), block_size_is_set=False)
     return tuple(sorted(found, key=lambda c: (c.order is None, c.order or 0)))

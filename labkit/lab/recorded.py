@@ -1,18 +1,21 @@
 """Runs that were measured before and are looked up now. Never invents a point; refuses to know widgets and engines.
 
 A graph of size s always runs s tokens, so a batch of n ≤ s takes the recorded step of size s. An eager step is only
-answered where exactly that batch was recorded.
+answered where exactly that batch was recorded. Where two recordings hold the same step, the newer one answers.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from labkit.config import CUDAGraphMode
 from labkit.errors import LabkitError
-from labkit.lab.settings import MODES, Range, Run, Settings, show_sizes
-from labkit.measure.recordings import Recording, Row
+from labkit.lab import sentences
+from labkit.lab.settings import COMPILES, MODES, Range, Run, Settings, show_sizes
+from labkit.measure.provenance import Provenance
+from labkit.measure.recordings import Recording, Row, Setup
 
 
 class NotRecorded(LabkitError):
@@ -20,60 +23,85 @@ class NotRecorded(LabkitError):
 
 
 class RecordedSource:
-    """All recordings of one machine behind the panel's controls."""
+    """All recordings of one machine behind the panel's controls.
+
+    Every method that takes settings looks at model, backend, compile and mode, and at batch, context and sizes where
+    it says so.
+    """
 
     kind = "RECORDED"
 
     def __init__(self, recordings: Sequence[Recording]) -> None:
         self.machine = recordings[0].provenance.device
-        self._recordings = [
-            dataclasses.replace(rec, rows=tuple(row for row in rec.rows if _is_plain_decode(row))) for rec in recordings
-        ]
+        rows: dict[tuple[Any, ...], Row] = {}
+        self._made: dict[tuple[Any, ...], Provenance] = {}
+        self._setups: dict[tuple[Any, ...], Setup] = {}
+        self._refused: dict[tuple[str, str], str] = {}
+        newest_first = sorted(recordings, key=lambda rec: rec.provenance.date, reverse=True)
+        for rec in newest_first:
+            for row in filter(_is_decode, rec.rows):
+                if rows.setdefault(row.key, row) is row:
+                    self._made[row.key] = rec.provenance
+            for setup in rec.setups:
+                self._setups.setdefault(setup.key, setup)
+            for one in rec.refused:
+                if not one.requested_mode:
+                    self._refused.setdefault((one.model, one.backend), one.reason)
+        self._all = Recording(newest_first[0].provenance, tuple(rows.values()))
 
     @property
     def label(self) -> str:
         return self.machine
 
     @property
-    def empty(self) -> bool:
-        return not any(rec.rows for rec in self._recordings)
+    def rows(self) -> tuple[Row, ...]:
+        """Every decode step that can be looked up."""
+        return self._all.rows
+
+    # --- what the controls offer -----------------------------------------------------------------------------------
 
     def models(self) -> list[str]:
-        return list(dict.fromkeys(row.model for rec in self._recordings for row in rec.rows))
+        return list(dict.fromkeys(row.model for row in self.rows))
 
-    def backends(self, model: str) -> list[str]:
-        return list(dict.fromkeys(row.backend for rec in self._recordings for row in rec.rows if row.model == model))
+    def backends(self, model: str) -> list[tuple[str, str]]:
+        """Label and name of each recorded backend; the label has the generation of kernels where there are several."""
+        found = {row.backend: sentences.version_of(row.backend_version) for row in self.rows if row.model == model}
+        return [(f"{name} · {version}" if version else name, name) for name, version in found.items()]
 
-    def modes(self, model: str, backend: str) -> list[str]:
-        """The recorded modes. A decode step under FULL is one under FULL_DECODE_ONLY, so either answers for both."""
-        rec = self._of(model, backend)
-        found = set(rec.values("requested_mode", model=model, backend=backend))
-        if rec.values("size", model=model, backend=backend, mode="FULL"):
-            found |= {"FULL", "FULL_DECODE_ONLY"}
-        return [m for m in MODES if m in found]
+    def refused(self, model: str) -> dict[str, str]:
+        """The backends that could not serve `model` when it was recorded, each with its reasons."""
+        served = [name for _, name in self.backends(model)]
+        return {name: why for (of, name), why in self._refused.items() if of == model and name not in served}
 
-    def contexts(self, model: str, backend: str, mode: str) -> Range:
-        return _points(
-            self._of(model, backend).values("context", model=model, backend=backend, mode=_decode_mode(mode))
-        )
+    def compiles(self, model: str, backend: str) -> list[str]:
+        found = self._all.values("compile", model=model, backend=backend)
+        return sorted(found, key=lambda one: (COMPILES.index(one) if one in COMPILES else len(COMPILES), one))
 
-    def batches(self, model: str, backend: str, mode: str) -> Range:
+    def modes(self, model: str, backend: str, compile: str = "NONE") -> list[str]:
+        """The modes whose decode step was recorded, under whatever mode that has the same one."""
+        found = set(self._all.values("mode", model=model, backend=backend, compile=compile))
+        return [mode for mode in MODES if _decode_mode(mode) in found]
+
+    def contexts(self, settings: Settings) -> Range:
+        return _points(self._values("context", settings, mode=_decode_mode(settings.mode)))
+
+    def batches(self, settings: Settings) -> Range:
         """Eager: the recorded batches only. Under graphs: any batch up to the largest step, a graph is padded to."""
-        eager = self._of(model, backend).values("batch", model=model, backend=backend, mode="NONE")
-        if _decode_mode(mode) == "NONE":
+        eager = self._values("batch", settings, mode="NONE")
+        if _decode_mode(settings.mode) == "NONE":
             return _points(eager)
-        return Range(1, max([*self.default_sizes(model, backend, mode), *eager], default=1))
+        return Range(1, max([*self.default_sizes(settings), *eager], default=1))
 
-    def default_sizes(self, model: str, backend: str, mode: str) -> list[int]:
-        """Every size of which a graph was recorded, ascending."""
-        return [int(s) for s in self._of(model, backend).values("size", model=model, backend=backend, mode="FULL")]
+    def default_sizes(self, settings: Settings) -> list[int]:
+        """Every size of which a graph of the mode was recorded, ascending."""
+        mode = _decode_mode(settings.mode)
+        return [] if mode == "NONE" else self._values("size", settings, mode=mode)
 
     def snap(self, settings: Settings) -> tuple[Settings, list[str]]:
         """Settings with batch and context on recorded points, and a sentence for each that moved."""
         notes: list[str] = []
         moved: dict[str, Any] = {}
-        where = settings.model, settings.backend, settings.mode
-        for name, allowed in (("batch", self.batches(*where)), ("context", self.contexts(*where))):
+        for name, allowed in (("batch", self.batches(settings)), ("context", self.contexts(settings))):
             value = getattr(settings, name)
             near = allowed.nearest(value)
             if near != value:
@@ -89,7 +117,9 @@ class RecordedSource:
         return _decode_mode(settings.mode), []
 
     def cost(self, settings: Settings) -> str:
-        return f"Run looks up one recorded step of the {self.machine}. Nothing is loaded or captured."
+        return f"Run looks up one recorded step of the {self.machine}. Nothing is loaded, compiled or captured."
+
+    # --- a run -----------------------------------------------------------------------------------------------------
 
     def answer(self, settings: Settings, number: int) -> Run:
         """The recorded step that these settings would have run.
@@ -97,14 +127,14 @@ class RecordedSource:
         Raises:
             NotRecorded: that very step is not in the recordings.
         """
-        rec = self._of(settings.model, settings.backend)
-        common: dict[str, Any] = {"model": settings.model, "backend": settings.backend, "context": settings.context}
-        here = f"{settings.model}, {settings.backend}, context {settings.context}"
-        eager = rec.values("batch", **common, mode="NONE")
-        recorded = rec.values("size", **common, mode="FULL")
+        self._check(settings)
+        common = _where(settings) | {"context": settings.context}
+        here = f"{settings.model}, {settings.backend}, compile {settings.compile}, context {settings.context}"
+        eager = self._all.values("batch", **common, mode="NONE")
+        recorded = self.default_sizes(settings)
         notes: list[str] = []
         if _decode_mode(settings.mode) == "NONE":
-            row = rec.find(**common, requested_mode="NONE", batch=settings.batch)
+            row = self._all.find(**common, requested_mode="NONE", batch=settings.batch)
             if row is None:
                 raise NotRecorded(
                     f"an eager step of batch {settings.batch} ({here})",
@@ -113,7 +143,7 @@ class RecordedSource:
                 )
         else:
             sizes = list(settings.sizes) if settings.sizes is not None else recorded
-            found = rec.padded(**common, batch=settings.batch, sizes=sizes, requested_mode=settings.mode)
+            found = self._all.padded(**common, batch=settings.batch, sizes=sizes, requested_mode=settings.mode)
             row = found.row
             if row is None:
                 have = (
@@ -125,57 +155,81 @@ class RecordedSource:
                 raise NotRecorded(what, f"not recorded: {found.note}", have)
             if row.size != settings.batch or row.mode == "NONE":
                 notes.append(f"{found.note}. Shown is the recorded step of {row.batch} requests.")
+            notes += _under_another_mode(row, settings.mode)
+        setup = self._setups.get((row.model, row.backend, row.compile, row.requested_mode))
         return Run(
-            number=number, settings=settings, row=row, provenance=rec.provenance, notes=tuple(notes),
-            eager_launches=_eager_launches(rec, common, row.size),
+            number=number, settings=settings, row=row, provenance=self._made[row.key], notes=tuple(notes),
+            eager_launches=self._eager_launches(common, row.size), ready=sentences.recorded_ready(setup),
             text_note="No engine ran: this step was recorded earlier. Switch to LIVE to read generated text.",
         )  # fmt: skip
 
-    def _of(self, model: str, backend: str) -> Recording:
-        """The recording that holds this model with this backend."""
-        for rec in self._recordings:
-            if any(row.model == model and row.backend == backend for row in rec.rows):
-                return rec
-        raise NotRecorded(
-            f"{model} with {backend} on the {self.machine}",
-            "nothing of it is recorded",
-            f"Recorded models: {', '.join(self.models())}.",
-        )
+    def _check(self, settings: Settings) -> None:
+        what = f"{settings.model} with {settings.backend} on the {self.machine}"
+        if settings.model not in self.models():
+            raise NotRecorded(what, "nothing of it is recorded", f"Recorded models: {', '.join(self.models())}.")
+        names = [name for _, name in self.backends(settings.model)]
+        if settings.backend not in names:
+            raise NotRecorded(what, "nothing of it is recorded", f"Recorded backends: {', '.join(names)}.")
+
+    def _eager_launches(self, common: dict[str, Any], batch: int) -> tuple[int, int] | None:
+        """Fewest and most launches of an eager step of `batch`, by the recorded batches next to it.
+
+        A recorded batch answers for itself. Launches depend on the batch by little (a kernel more where keys are
+        split), so the two neighbours bound what lies between them.
+        """
+        rows = (row for row in self.rows if row.mode == "NONE" and _matches(row, common))
+        known = {row.batch: row.launches for row in rows if row.launches is not None}
+        if batch in known:
+            return known[batch], known[batch]
+        below, above = [b for b in known if b < batch], [b for b in known if b > batch]
+        near = [known[b] for b in (*sorted(below)[-1:], *sorted(above)[:1])]
+        return (min(near), max(near)) if near else None
+
+    def _values(self, field: str, settings: Settings, **fixed: Any) -> list[int]:
+        return [int(v) for v in self._all.values(field, **_where(settings), **fixed)]
 
 
 def recorded_sources(recordings: Sequence[Recording]) -> list[RecordedSource]:
     """One source per machine, in the order of first appearance; machines without a decode step are left out."""
     machines = dict.fromkeys(r.provenance.device for r in recordings)
     sources = [RecordedSource([r for r in recordings if r.provenance.device == m]) for m in machines]
-    return [s for s in sources if not s.empty]
+    return [s for s in sources if s.rows]
 
 
-def _eager_launches(rec: Recording, common: dict[str, Any], batch: int) -> tuple[int, int] | None:
-    """Fewest and most launches of an eager step of `batch`, by the recorded batches next to it.
+def first_compiles(recordings: Iterable[Recording], machine: str) -> dict[str, float]:
+    """Seconds that the first compilation of each model took on `machine` ("cpu", or a GPU's name), where recorded."""
+    found: dict[str, float] = {}
+    for rec in recordings:
+        for setup in rec.setups:
+            if rec.provenance.device == machine and setup.compile_ms and not setup.from_cache:
+                found[setup.model] = setup.compile_ms / 1e3
+    return found
 
-    A recorded batch answers for itself. Launches depend on the batch by little (a kernel more where keys are split), so
-    the two neighbours bound what lies between them.
-    """
-    counts = {r.batch: r.launches for r in rec.rows if r.mode == "NONE" and _matches(r, common)}
-    known = {size: n for size, n in counts.items() if n is not None}
-    if batch in known:
-        return known[batch], known[batch]
-    below, above = [b for b in known if b < batch], [b for b in known if b > batch]
-    near = [known[b] for b in (*sorted(below)[-1:], *sorted(above)[:1])]
-    return (min(near), max(near)) if near else None
+
+def _where(settings: Settings) -> dict[str, Any]:
+    return {"model": settings.model, "backend": settings.backend, "compile": settings.compile}
+
+
+def _under_another_mode(row: Row, asked: str) -> list[str]:
+    """A sentence where the graph that answers was captured for other batches than the mode asked for would."""
+    if row.mode != "FULL" or (row.requested_mode == "FULL") == (asked == "FULL"):
+        return []
+    only, both = "for batches of decodes alone", "for mixed batches too"
+    mine, other = (only, both) if asked == "FULL" else (both, only)
+    return [f"Recorded under {row.requested_mode}, whose graphs are captured {mine}; those of {asked} are {other}."]
 
 
 def _matches(row: Row, fixed: dict[str, Any]) -> bool:
     return all(getattr(row, name) == value for name, value in fixed.items())
 
 
-def _is_plain_decode(row: Row) -> bool:
-    return row.query_len == 1 and row.compile == "NONE"
+def _is_decode(row: Row) -> bool:
+    return row.query_len == 1 and row.chunk == 0
 
 
 def _decode_mode(mode: str) -> str:
-    """The runtime mode of a decode step in a model that is not compiled in pieces."""
-    return "FULL" if mode.startswith("FULL") else "NONE"
+    """The runtime mode of a decode step."""
+    return CUDAGraphMode[mode].decode_mode().name
 
 
 def _points(values: Sequence[int]) -> Range:

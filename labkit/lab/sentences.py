@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from labkit.figures.latency import RunPoints, short_ms
 from labkit.lab.settings import Run
 from labkit.measure.provenance import Kind, ProvenanceError
 from labkit.measure.stats import ratio
+
+if TYPE_CHECKING:
+    from labkit.measure.recordings import Setup
 
 
 def points_of(run: Run) -> RunPoints:
@@ -17,6 +21,7 @@ def points_of(run: Run) -> RunPoints:
     return RunPoints(
         number=run.number, backend=row.backend, mode=row.mode, size=row.size, batch=run.settings.batch, kind=run.kind,
         samples_ms=tuple(row.samples_ms), p10_ms=row.p10_ms, p50_ms=row.p50_ms, p90_ms=row.p90_ms,
+        compiled=row.compile != "NONE",
     )  # fmt: skip
 
 
@@ -26,17 +31,18 @@ def summary(run: Run) -> str:
     took = (
         f"{short_ms(row.p50_ms)} ms a step (median of {row.n}, p10–p90 {short_ms(row.p10_ms)}–{short_ms(row.p90_ms)})"
     )
+    compiled = ", compiled" if row.compile != "NONE" else ""
     if row.mode == "NONE":
         started = (
             f"{_launches(row.launches)} a step, each started by the host"
             if row.launches is not None
             else "every operation is started by the host"
         )
-        return f"mode NONE, batch {row.batch}: {started}; {took}."
+        return f"mode NONE{compiled}, batch {row.batch}: {started}; {took}."
     if run.emulated:
         return (
-            f"mode {row.mode}, size {row.size}, emulated: a CPU has no graphs to launch, so the same operations run "
-            f"one by one and nothing is saved here; {took}."
+            f"mode {row.mode}{compiled}, size {row.size}, emulated: a CPU has no graphs to launch, so the same "
+            f"operations run one by one: nothing is saved here, and a little may be lost; {took}."
         )
     graphs = f"{row.graph_launches} graph launch{'es' if row.graph_launches != 1 else ''}"
     rest = row.launches - row.graph_launches if row.launches is not None else 0
@@ -46,7 +52,7 @@ def summary(run: Run) -> str:
     if run.eager_launches:
         fewest, most = run.eager_launches
         instead = f" instead of {_launches(most)}" if fewest == most else f" instead of {fewest} to {_launches(most)}"
-    return f"mode {row.mode}, size {row.size}: {graphs}{instead}; {took}."
+    return f"mode {row.mode}{compiled}, size {row.size}: {graphs}{instead}; {took}."
 
 
 def _launches(n: int | None) -> str:
@@ -65,12 +71,25 @@ def comparison(a: Run, b: Run) -> str:
     if a.provenance.device != b.provenance.device:
         where = f"{left} ran on {machine(a)}, {right} on {machine(b)}"
         return f"No ratio: {where}, so it would compare machines."
+    apart = _apart(a, b)
     if not found.shown:
         between = f"({found.low:.2f}–{found.high:.2f})"
-        return f"No difference shown: A takes {found.value:.2f} {between} times as long as B; noise, or less than 5 %."
-    if found.value >= 1:
-        return f"A takes {found.value:.2f} times as long as B ({found.low:.2f}–{found.high:.2f})."
-    return f"B takes {1 / found.value:.2f} times as long as A ({1 / found.high:.2f}–{1 / found.low:.2f})."
+        said = f"No difference shown: A takes {found.value:.2f} {between} times as long as B; noise, or less than 5 %."
+    elif found.value >= 1:
+        said = f"A takes {found.value:.2f} times as long as B ({found.low:.2f}–{found.high:.2f})."
+    else:
+        said = f"B takes {1 / found.value:.2f} times as long as A ({1 / found.high:.2f}–{1 / found.low:.2f})."
+    return f"{said} {apart}".rstrip()
+
+
+def _apart(a: Run, b: Run) -> str:
+    """Where two recorded runs were not measured in one go, that a ratio holds less."""
+    mine, other = a.provenance, b.provenance
+    if a.kind != str(Kind.RECORDED) or mine == other:
+        return ""
+    differs = [line.split(" ")[0] for line in mine.same_machine(other)]
+    also = f", with another {' and '.join(differs)}" if differs else ""
+    return f"They were recorded in two runs ({mine.date[:10]} and {other.date[:10]}){also}."
 
 
 def _measurement(run: Run, label: str) -> Any:
@@ -86,6 +105,8 @@ def table_row(run: Run) -> dict[str, Any]:
         "machine": machine(run),
         "model": row.model,
         "backend": row.backend,
+        "backend_version": row.backend_version,
+        "compile": row.compile,
         "requested_mode": run.settings.mode,
         "mode": row.mode,
         "size": row.size,
@@ -101,6 +122,70 @@ def table_row(run: Run) -> dict[str, Any]:
         "emulated": run.emulated,
         "stopped": run.stopped,
     }
+
+
+def version_of(backend_version: str | None) -> str:
+    """The generation of kernels that a version names first, as FLASH_ATTN's does ("FA3"); empty for any other."""
+    first = (backend_version or "").partition(":")[0]
+    return first if re.fullmatch(r"FA\d", first) else ""
+
+
+def backend_name(run: Run) -> str:
+    """The backend of a run, with the generation of its kernels where it has several: "FLASH_ATTN FA3"."""
+    return f"{run.row.backend} {version_of(run.row.backend_version)}".rstrip()
+
+
+def ready(llm: Any, report: Any, seconds: float, emulated: bool) -> tuple[str, ...]:
+    """What getting an engine ready took and what it kept, as sentences.
+
+    Args:
+        report: the `ReconfigureReport`, None for an engine that was built just now. seconds: wall time of all of it.
+    """
+    records, compiled = llm.capture_records, llm.compile_report
+    word = "emulated graph" if emulated else "graph"
+    total = sum(r.graphs for r in records)
+    sizes = (
+        f"{_count(total, word)} for {_count(len(records), 'size')}" if total != len(records) else _count(total, word)
+    )
+    memory = "" if emulated else f", {sum(r.mib for r in records):.0f} MiB"
+    kept = set(report.kept) if report is not None else set()
+    rebuilt = report.rebuilt_ms if report is not None else {}
+    out = []
+    if compiled is not None and (report is None or "compile" in rebuilt):
+        classes = f"{_count(compiled.pieces, 'piece')} of {_count(len(compiled.classes), 'kind')}"
+        took = f"{compiled.total_ms / 1e3:.1f} s"
+        out.append(
+            f"Compiled code of {classes} came from the cache in {took}." if compiled.from_cache
+            else f"Compiled {classes} in {took} (tracing {compiled.trace_ms / 1e3:.1f} s)."
+            + (" The next start reads them from the cache." if compiled.saved else "")
+        )  # fmt: skip
+    if records and "graphs" not in kept:
+        out.append(f"Captured {graphs} in {sum(r.ms for r in records) / 1e3:.2f} s{memory}.")
+    if report is not None:
+        names = [name for name, part in (("the weights", "weights"), ("the KV cache", "kv_cache")) if part in kept]
+        names += ["the compiled code"] if compiled is not None and "compile" not in rebuilt else []
+        names += [f"{graphs}{memory}"] if records and "graphs" in kept else []
+        nothing_new = "" if rebuilt else f", so that the change took {seconds * 1e3:.0f} ms"
+        out.append(f"Kept: {', '.join(names)}{nothing_new}.")
+    return tuple(out)
+
+
+def recorded_ready(setup: Setup | None) -> tuple[str, ...]:
+    """The same of a recorded configuration."""
+    if setup is None:
+        return ()
+    out = []
+    if setup.compile_ms:
+        how = "read from the cache" if setup.from_cache else "compiled for the first time"
+        out.append(f"When it was recorded the model was {how} in {setup.compile_ms / 1e3:.1f} s.")
+    if setup.graphs:
+        sizes = f"{_count(setup.graphs, 'graph')} for {_count(setup.sizes, 'size')}"
+        out.append(f"{sizes} were captured in {setup.capture_ms / 1e3:.2f} s and took {setup.graph_mib:.0f} MiB.")
+    return tuple(out)
+
+
+def _count(n: int, word: str) -> str:
+    return f"{n} {word}{'' if n == 1 else 's'}"
 
 
 def machine(run: Run) -> str:

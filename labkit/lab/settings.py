@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from labkit.engine.report import StepReport
+from labkit.engine.report import CaptureRecord, StepReport
 from labkit.errors import ConfigError
 from labkit.graphs.sizes import check_capture_sizes
 
@@ -17,11 +17,16 @@ if TYPE_CHECKING:
 AUTO = "AUTO"
 #: Graph modes in the order in which the panel offers them.
 MODES = ("NONE", "FULL", "FULL_DECODE_ONLY", "PIECEWISE", "FULL_AND_PIECEWISE")
+#: Compilation modes in that order.
+COMPILES = ("NONE", "VLLM_COMPILE")
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """One position of all controls. `sizes=None` is the source's default list; `backend` may be AUTO."""
+    """One position of all controls. `sizes=None` is the source's default list; `backend` may be AUTO.
+
+    compile: the compilation mode. version: of FLASH_ATTN's kernels, None where the backend is to choose.
+    """
 
     model: str
     backend: str
@@ -30,6 +35,24 @@ class Settings:
     batch: int
     context: int
     prompt: str = ""
+    compile: str = "NONE"
+    version: int | None = None
+
+    @property
+    def is_eager(self) -> bool:
+        """No graphs and nothing compiled: what `enforce_eager=True` gives."""
+        return self.mode == "NONE" and self.compile == "NONE"
+
+    @property
+    def choice(self) -> str:
+        """Backend and version in one word, as the list of backends holds them: "FLASH_ATTN:4"."""
+        return f"{self.backend}:{self.version}" if self.version else self.backend
+
+
+def read_choice(choice: str) -> tuple[str, int | None]:
+    """The backend and the version of its kernels from what the list of backends holds."""
+    name, _, version = choice.partition(":")
+    return name, int(version) if version else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +77,7 @@ class Run:
 
     reports: the StepReports of a LIVE run in the order of `row.samples_ms`; empty for a recorded one.
     eager_launches: fewest and most launches of the same step without a graph, where known.
+    ready: sentences on what getting ready for the run took and what was kept. graphs: of a LIVE run, one record a size.
     """
 
     number: int
@@ -67,6 +91,8 @@ class Run:
     text: str = ""
     text_note: str = ""
     stopped: bool = False
+    ready: tuple[str, ...] = ()
+    graphs: tuple[CaptureRecord, ...] = ()
 
     @property
     def kind(self) -> str:

@@ -105,10 +105,16 @@ def table(caption: str, columns: Sequence[tuple[str, str]], rows: Sequence[Mappi
     body = "".join(
         "<tr>" + "".join(f"<td{_num(title)}>{row[key]}</td>" for key, title in columns) + "</tr>" for row in rows
     )
+    above = f"<caption>{escape(caption)}</caption>" if caption else ""
     return block(
-        f"<table><caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>",
+        f"<table>{above}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>",
         "lk-scroll",
     )
+
+
+def details(title: str, content: str) -> str:
+    """HTML behind a line that opens it."""
+    return f'<details class="lk-small"><summary>{escape(title)}</summary>{content}</details>'
 
 
 def _num(title: str) -> str:

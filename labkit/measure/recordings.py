@@ -340,12 +340,16 @@ class Recording:
         not recorded itself, a row whose step ran in that mode answers (`row.requested_mode` names what was recorded).
         """
         where = {"model": model, "backend": backend, "compile": compile, "batch": batch, "context": context, "chunk": 0}
-        rows = list(self._matching(where))
-        for row in rows:
-            if row.requested_mode == requested_mode:
-                return row
         decode = "FULL" if requested_mode.startswith("FULL") else requested_mode
-        return next((row for row in rows if row.mode == decode and row.size == row.batch), None)
+        rows = [
+            row
+            for row in self._matching(where)
+            if row.requested_mode == requested_mode or (row.mode == decode and row.size == row.batch)
+        ]
+        # A graph of decodes alone is one thing under both modes that have it; FULL's serves mixed batches as well.
+        alike = {"FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"}
+        rows.sort(key=lambda r: (r.requested_mode != requested_mode, not alike >= {r.requested_mode, requested_mode}))
+        return rows[0] if rows else None
 
     def snap(self, field: str, value: float, **fixed: Any) -> Any:
         """The recorded value of `field` nearest to `value`; the lower one of two that are equally near."""
@@ -357,8 +361,9 @@ class Recording:
         return min(points, key=lambda p: (abs(p - value), p))
 
     def padded(
-        self, *, model: str, backend: str, batch: int, context: int, sizes: Sequence[int], requested_mode: str = "FULL"
-    ) -> Padded:
+        self, *, model: str, backend: str, batch: int, context: int, sizes: Sequence[int],
+        requested_mode: str = "FULL", compile: str = "NONE",
+    ) -> Padded:  # fmt: skip
         """What `batch` would cost were these the capture sizes: the recorded step of the size it is padded to.
 
         A graph does the work of its size whatever part of it is padding, so the recorded step of a full batch of that
@@ -367,7 +372,7 @@ class Recording:
         """
         ordered = sorted(set(sizes))
         at = bisect.bisect_left(ordered, batch)
-        common: dict[str, Any] = {"model": model, "backend": backend, "context": context}
+        common: dict[str, Any] = {"model": model, "backend": backend, "context": context, "compile": compile}
         if at == len(ordered):
             row = self.find(**common, requested_mode="NONE", batch=batch)
             largest = ordered[-1] if ordered else 0
@@ -378,7 +383,8 @@ class Recording:
         note = f"batch {batch} runs in the graph of size {size}" + (
             f", {size - batch} of it padding" if size > batch else ""
         )
-        return Padded(row, size, "FULL", note if row else f"{note}, and that size was not recorded")
+        mode = "FULL" if requested_mode.startswith("FULL") else requested_mode
+        return Padded(row, size, mode, note if row else f"{note}, and that size was not recorded")
 
     def _matching(self, fixed: Mapping[str, Any]) -> Iterable[Row]:
         return (row for row in self.rows if all(getattr(row, name) == value for name, value in fixed.items()))

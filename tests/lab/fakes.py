@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from labkit.attention.interface import AttentionCGSupport, Reason
 from labkit.attention.selector import Candidate, Selection
 from labkit.config import CUDAGraphMode, EngineConfig
-from labkit.engine.report import PHASES, CaptureRecord, RequestOutput, StepReport, Usage
+from labkit.engine.report import PHASES, CaptureRecord, ReconfigureReport, RequestOutput, StepReport, Usage
 from labkit.errors import BackendError, CaptureError
+from labkit.graphs import modes
 from labkit.graphs.sizes import pad_to
 from labkit.lab.live import EngineRoom, Limits, LiveSource
 from labkit.measure.provenance import Kind, Provenance
@@ -52,12 +54,16 @@ class FakeLLM:
         self._prompt: str | None = None
         self._written = 0
         self.reconfigured: list[dict[str, Any]] = []
+        self._layout: tuple[Any, ...] = ()
+        self._held: set[tuple[Any, ...]] = set()
+        self._codes: set[str] = set()
         self._check(self._config)
+        self._build()
 
     @property
     def config(self) -> Any:
         mode = self._config.cudagraph_mode or CUDAGraphMode.NONE
-        return self._config.replace(cudagraph_mode=mode)
+        return self._config.replace(cudagraph_mode=mode, block_size=16)
 
     @property
     def model_config(self) -> Any:
@@ -69,11 +75,28 @@ class FakeLLM:
 
     @property
     def cudagraph_mode(self) -> CUDAGraphMode:
-        return CUDAGraphMode.parse(self._config.cudagraph_mode or "NONE").without_piecewise()
+        return self._resolved()[0]
+
+    @property
+    def notes(self) -> list[str]:
+        return []
+
+    @property
+    def compile_report(self) -> Any:
+        if self._config.compilation_mode != "VLLM_COMPILE":
+            return None
+        return SimpleNamespace(
+            from_cache=False, pieces=31, classes=(1, 2, 3), trace_ms=1000.0, total_ms=24_000.0, saved=True
+        )
 
     @property
     def mode_trail(self) -> list[str]:
-        return [f"requested: {self._config.cudagraph_mode}", f"resolved: {self.cudagraph_mode.name}"]
+        return self._resolved()[1]
+
+    def _resolved(self) -> tuple[CUDAGraphMode, list[str]]:
+        compiled = self._config.compilation_mode == "VLLM_COMPILE"
+        asked = CUDAGraphMode.parse(self._config.cudagraph_mode or "NONE")
+        return modes.resolve(asked, CANDIDATES[0].tier, compiled, backend="TORCH_SDPA", breakable=not compiled)
 
     @property
     def capture_sizes(self) -> list[int]:
@@ -81,20 +104,48 @@ class FakeLLM:
 
     @property
     def capture_records(self) -> list[CaptureRecord]:
-        return [CaptureRecord("FULL", size, 5.0, 1.0) for size in sorted(self.capture_sizes, reverse=True)]
+        kinds = [mode for mode in ("PIECEWISE", "FULL") if mode in self.cudagraph_mode.value]
+        sizes = sorted(self.capture_sizes, reverse=True)
+        return [
+            CaptureRecord(kind, size, 5.0, 1.0, 31 if kind == "PIECEWISE" else 1) for kind in kinds for size in sizes
+        ]
 
     @property
     def memory(self) -> dict[str, int]:
         return {"weights": 0, "kv": 0, "graphs": 0, "peak": 0}
 
-    def reconfigure(self, **changes: Any) -> None:
+    def reconfigure(self, **changes: Any) -> ReconfigureReport:
         self.threads.add(threading.current_thread().name)
         asked = self._config.replace(**changes)
         self._check(asked)
         self.reconfigured.append(changes)
         self._config = asked
-        for i, size in enumerate(self.capture_sizes):
-            self._progress("capturing", i, len(self.capture_sizes), f"FULL size {size}")
+        return self._build()
+
+    def _build(self) -> ReconfigureReport:
+        """Compile and capture what is new; a change of length or page size drops every graph."""
+        rebuilt, kept = {}, ["weights", "tokenizer"]
+        layout = self._config.max_model_len, self._config.block_size
+        if layout != self._layout:
+            self._layout, self._held = layout, set()
+            rebuilt["kv_cache"] = 10.0
+        else:
+            kept.append("kv_cache")
+        code = self._config.compilation_mode or "NONE"
+        if code != "NONE" and code not in self._codes:
+            self._progress("compiling", 0, 3, "class 1 of 3")
+            rebuilt["compile"] = 24_000.0
+        self._codes.add(code)
+        wanted = {(code, self.cudagraph_mode, size) for size in self.capture_sizes}
+        new = sorted((key[2] for key in wanted - self._held), reverse=True)
+        for i, size in enumerate(reversed(new)):
+            self._progress("capturing", i, len(new), f"FULL size {size}")
+        if new:
+            rebuilt["graphs"] = 5.0 * len(new)
+        elif wanted:
+            kept.append("graphs")
+        self._held |= wanted
+        return ReconfigureReport({}, rebuilt, tuple(kept))
 
     @staticmethod
     def _check(config: EngineConfig) -> None:
@@ -127,7 +178,7 @@ class FakeLLM:
         self.steps += 1
         batch = self._live
         mode = self.cudagraph_mode.decode_mode().name
-        size = pad_to(batch, self.capture_sizes) if mode == "FULL" else None
+        size = pad_to(batch, self.capture_sizes) if mode != "NONE" else None
         outputs: tuple[RequestOutput, ...] = ()
         if self._prompt is not None:
             self._written += 1
@@ -141,7 +192,7 @@ class FakeLLM:
             self._live = 0 if over else 1
         ran = size or batch
         return StepReport(
-            step_id=self.steps, mode="NONE" if size is None else "FULL", size=ran, num_tokens=batch, num_reqs=batch,
+            step_id=self.steps, mode="NONE" if size is None else mode, size=ran, num_tokens=batch, num_reqs=batch,
             num_padded=ran - batch, max_query_len=1, max_seq_len=64, backend="TORCH_SDPA", outputs=outputs,
             wall_ms=self.wall_ms(self.steps), phases_us=dict.fromkeys(PHASES, 10.0), emulated=size is not None,
         )  # fmt: skip

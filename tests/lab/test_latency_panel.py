@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 
 import pytest
 
+from labkit.attention.interface import VersionAnswer
 from labkit.errors import BackendError, ConfigError, LabkitError
 from labkit.figures import trace_of
+from labkit.lab import run_html
 from labkit.lab.latency import LatencyPanel
 from labkit.lab.recorded import recorded_sources
 from labkit.lab.worker import Worker
 from labkit.measure import launches
 from labkit.measure.launches import LaunchCount
-from tests.lab.fakes import h200, live_source, recording, row
+from tests.lab.fakes import CANDIDATES, h200, live_source, recording, row
 
 
 @pytest.fixture(autouse=True)
@@ -177,6 +180,7 @@ def test_the_summary_says_that_an_emulated_graph_saves_nothing(live):
     panel.mode.value = "FULL"
     press(panel)
     assert panel.summary.startswith("mode FULL, size 1, emulated") and "nothing is saved here" in panel.summary
+    assert "a little may be lost" in panel.summary and "a little may be lost" in panel.hint.value
 
 
 def test_on_a_gpu_the_launches_of_the_step_with_and_without_its_graph_are_counted(live, monkeypatch):
@@ -234,11 +238,128 @@ def test_a_batch_above_the_largest_size_runs_eagerly_and_says_so(live):
     assert panel.rows[0].mode == "NONE" and "above the largest size, 2" in panel.said.value
 
 
-def test_a_mode_that_cannot_be_had_is_explained_before_the_run(live):
+def test_a_mode_that_cannot_be_had_is_explained_before_the_run_and_after_it(live):
     panel, made = live
-    panel.mode.value = "PIECEWISE"
-    assert "PIECEWISE → NONE" in panel.hint.value
-    assert "capture" not in panel.cost.value
+    panel.mode.value = "FULL"
+    why = "FULL → FULL_DECODE_ONLY: TORCH_SDPA (tier UNIFORM_SINGLE_TOKEN_DECODE) cannot capture mixed batches"
+    assert why in panel.hint.value
+    press(panel)
+    assert why in panel.said.value
+    panel.mode.value = "FULL_DECODE_ONLY"
+    assert "→" not in panel.hint.value
+
+
+@pytest.mark.parametrize(
+    ("mode", "compile", "runs", "announced"),
+    [
+        ("PIECEWISE", "NONE", "PIECEWISE", "capture 4 emulated steps in pieces (1, 2, 4, 8)"),
+        ("FULL_AND_PIECEWISE", "NONE", "FULL", "capture 4 emulated steps in pieces and 4 emulated graphs (1, 2, 4, 8)"),
+        ("PIECEWISE", "VLLM_COMPILE", "PIECEWISE", "capture 4 emulated steps in pieces (1, 2, 4, 8)"),
+        ("NONE", "VLLM_COMPILE", "NONE", "compile it"),
+    ],
+)
+def test_every_mode_runs_compiled_or_not(live, mode, compile, runs, announced):
+    panel, made = live
+    panel.mode.value, panel.compile.value = mode, compile
+    assert announced in panel.cost.value
+    press(panel)
+    assert panel.error.value == "" and (panel.rows[0].mode, panel.rows[0].compile) == (runs, compile)
+    assert made[0].made_with["compilation_mode"] == compile
+    names = [trace.name for trace in panel.figure.data if trace.showlegend]
+    assert names == [f"TORCH_SDPA · {runs}{', compiled' if compile != 'NONE' else ''} · LIVE"]
+    assert (", compiled" in panel.summary) == (compile != "NONE")
+
+
+def test_the_first_compile_is_announced_and_then_known(worker):
+    source, made = live_source()
+    source._compile_s["tiny-qwen3"] = 17.0
+    panel = LatencyPanel(source, worker=worker, redraw=True)
+    panel.compile.value = "VLLM_COMPILE"
+    first = "compile it (the first compile of this model takes {}, later starts read it from the cache)"
+    assert first.format("tens of seconds") in panel.cost.value
+    panel.model.value = "tiny-qwen3"
+    assert first.format("about 17 s") in panel.cost.value
+    press(panel)
+    assert "compile" not in panel.cost.value, "the engine holds the code"
+    assert "Compiled 31 pieces of 3 kinds in 24.0 s (tracing 1.0 s)." in panel.said.value
+    panel.model.value = "tiny-llama"
+    assert first.format("tens of seconds") in panel.cost.value
+    panel.model.value = "tiny-qwen3"
+    panel.compile.value = "NONE"
+    press(panel)
+    panel.compile.value = "VLLM_COMPILE"
+    assert "compile" not in panel.cost.value, "switching it off drops nothing"
+    press(panel)
+    assert "the compiled code" in panel.runs[-1].ready[-1]
+
+
+def test_a_toggle_without_new_captures_says_what_was_kept(live):
+    panel, made = live
+    panel.mode.value = "FULL_DECODE_ONLY"
+    press(panel)
+    assert panel.runs[0].ready == ("Captured 4 emulated graphs in 0.02 s.",)
+    assert "keep all 4 emulated graphs" in panel.cost.value
+    panel.eager.value = True
+    press(panel)
+    assert panel.runs[1].ready[0].startswith("Kept: the weights, the KV cache, so that the change took")
+    panel.mode.value = "FULL_DECODE_ONLY"
+    assert "keep all 4 emulated graphs" in panel.cost.value and "capture" not in panel.cost.value
+    press(panel)
+    (kept,) = panel.runs[2].ready
+    assert kept.startswith("Kept: the weights, the KV cache, 4 emulated graphs, so that the change took")
+    assert "Run 3 is done. Kept:" in panel.status.value
+    panel.mode.value = "FULL_AND_PIECEWISE"
+    assert "capture 4 emulated steps in pieces (1, 2, 4, 8)" in panel.cost.value, "the graphs of decodes are there"
+
+
+def test_every_size_is_listed_with_its_memory_on_a_gpu(live):
+    panel, made = live
+    panel.mode.value = "FULL_AND_PIECEWISE"
+    press(panel)
+    run = panel.runs[0]
+    assert "emulated, so they take no memory" in panel.said.value
+    on_gpu = run_html.summary_html(dataclasses.replace(run, emulated=False))
+    assert "Graphs by size (8 MiB)" in on_gpu
+    cells = "".join(f"<td{c}>{v}</td>" for c, v in zip(["", *[' class="lk-num"'] * 4],
+                                                      ("PIECEWISE", 8, 31, "5.0", "1.0"), strict=True))  # fmt: skip
+    assert cells in on_gpu
+
+
+def test_enforce_eager_is_both_off_and_comes_back_with_what_was_on(live):
+    panel, made = live
+    assert panel.eager.value and "enforce_eager=True" in panel.hint.value
+    panel.mode.value, panel.compile.value = "PIECEWISE", "VLLM_COMPILE"
+    assert not panel.eager.value and "enforce_eager" not in panel.hint.value
+    panel.eager.value = True
+    assert (panel.mode.value, panel.compile.value) == ("NONE", "NONE")
+    panel.eager.value = False
+    assert (panel.mode.value, panel.compile.value) == ("PIECEWISE", "VLLM_COMPILE")
+    panel.reset_button.click()
+    panel.eager.value = False
+    assert panel.mode.value != "NONE", "with nothing to come back to, the first mode with graphs"
+
+
+def test_versions_of_one_backend_are_choices_of_their_own(worker):
+    answers = [
+        VersionAnswer(3, "tokenspeed-fa3", True),
+        VersionAnswer(2, "torch", False),
+        VersionAnswer(4, "fa4", True),
+    ]
+    serving = dataclasses.replace(CANDIDATES[1], usable=True, reasons=(), tier=CANDIDATES[0].tier, order=2,
+                                  versions=tuple(answers))  # fmt: skip
+    asked = []
+    source, made = live_source()
+    source._ask_backends = lambda *args: asked.append(args[3]) or (CANDIDATES[0], serving)
+    panel = LatencyPanel(source, worker=worker, redraw=True)
+    shown = [option for option in panel.backend.options if "FLASH_ATTN" in option[0]]
+    assert shown == [("FLASH_ATTN · FA3", "FLASH_ATTN"), ("FLASH_ATTN · FA4", "FLASH_ATTN:4")]
+    panel.backend.value = "FLASH_ATTN:4"
+    assert panel.controls.settings().version == 4 and asked[-1] == 4
+    press(panel)
+    assert "FLASH_ATTN" in panel.error.value and made == [], "the stand-in serves TORCH_SDPA alone"
+    panel.backend.value = "AUTO"
+    press(panel)
+    assert made[0].made_with["flash_attn_version"] is None
 
 
 def test_another_model_closes_the_engine_of_the_first(live):
@@ -286,6 +407,7 @@ def test_a_backend_that_cannot_serve_is_named_beforehand_and_its_error_is_a_card
     assert ("FLASH_ATTN (not here)", "FLASH_ATTN") in panel.backend.options
     panel.backend.value = "FLASH_ATTN"
     assert "cannot run here: needs a GPU" in panel.hint.value
+    assert "1 backend cannot run here: FLASH_ATTN</summary>" in panel.hint.value
     press(panel)
     assert "needs a GPU" in panel.error.value and "Usable here" in panel.error.value
     assert panel.runs == [] and not panel.busy and not panel.run_button.disabled
@@ -462,7 +584,9 @@ def test_changing_the_mode_moves_a_batch_that_is_not_recorded_eagerly_and_says_s
 
 
 def test_modes_and_backends_that_were_not_recorded_are_not_offered(recorded):
-    assert [value for _, value in recorded.mode.options] == ["NONE", "FULL", "FULL_DECODE_ONLY"]
+    modes = [value for _, value in recorded.mode.options]
+    assert modes == ["NONE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"], "their decode step is the same"
+    assert [value for _, value in recorded.compile.options] == ["NONE"]
     assert [value for _, value in recorded.backend.options] == ["TRITON_ATTN"]
 
 
@@ -511,3 +635,32 @@ def test_strict_raises_what_failed_on_the_worker(live, monkeypatch):
     assert panel.error.value == "" and not panel.run_button.disabled
     with pytest.raises(LabkitError, match="there is no such run"):
         panel.pin()
+
+
+def test_no_control_is_dead_over_recordings_of_all_kinds(worker, monkeypatch):
+    """Every choice of every list leads to a run, and the box for eager moves both lists."""
+    monkeypatch.setenv("LABKIT_STRICT", "1")
+    rows = [row("NONE", b, 5.0, compile=c, launches=400) for b in (1, 8) for c in ("NONE", "VLLM_COMPILE")]
+    rows += [row("PIECEWISE", b, 3.0, compile="VLLM_COMPILE", graph_launches=31) for b in (1, 8)]
+    rows += [row("FULL", b, 2.0, backend="FLASHINFER") for b in (1, 8)]
+    panel = LatencyPanel(None, recorded_sources([h200(), recording(rows)]), worker=worker, redraw=True)
+    ran = set()
+    for _, backend in panel.backend.options:
+        panel.backend.value = backend
+        for _, compile in panel.compile.options:
+            panel.compile.value = compile
+            for _, mode in panel.mode.options:
+                panel.mode.value = mode
+                panel.run(wait=True, timeout=20)
+                shown = panel.rows[-1]
+                ran.add((shown.backend, shown.compile, shown.mode))
+                assert (shown.backend, shown.compile) == (backend, compile)
+    assert ran == {
+        ("TRITON_ATTN", "NONE", "NONE"), ("TRITON_ATTN", "NONE", "FULL"), ("TRITON_ATTN", "VLLM_COMPILE", "NONE"),
+        ("TRITON_ATTN", "VLLM_COMPILE", "PIECEWISE"), ("FLASHINFER", "NONE", "FULL"),
+    }  # fmt: skip
+    assert panel.eager.layout.display == "none", "FLASHINFER was not recorded eagerly, so there is nothing to go to"
+    panel.backend.value, panel.compile.value = "TRITON_ATTN", "VLLM_COMPILE"
+    assert panel.mode.value == "NONE" and "Graph mode FULL" in panel.hint.value, "the move is said"
+    panel.eager.value = True
+    assert (panel.compile.value, panel.mode.value) == ("NONE", "NONE") and panel.eager.layout.display is None
