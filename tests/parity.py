@@ -251,13 +251,11 @@ def availability(cls: type[AttentionBackend]) -> Availability:
 def absent(contender: Contender) -> str:
     """Why nothing of it can run in this process; empty when it can."""
     available = availability(contender.cls)
-    if not available.usable:
-        return available.reason
     version = dict(contender.options).get("flash_attn_version")
     mine = [p for p in available.providers if p.version == version]
-    if version is None or any(p.usable for p in mine):
-        return ""
-    return "; ".join(f"{p.provider}: {p.reason}" for p in mine) or "no library for it was found"
+    if mine and not any(p.usable for p in mine):
+        return "; ".join(f"{p.provider}: {p.reason}" for p in mine)
+    return "" if available.usable else available.reason
 
 
 def spec_of(contender: Contender, case: Case, device: torch.device, extent: Extent) -> AttentionSpec:
