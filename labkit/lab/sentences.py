@@ -144,9 +144,8 @@ def ready(llm: Any, report: Any, seconds: float, emulated: bool) -> tuple[str, .
     records, compiled = llm.capture_records, llm.compile_report
     word = "emulated graph" if emulated else "graph"
     total = sum(r.graphs for r in records)
-    sizes = (
-        f"{_count(total, word)} for {_count(len(records), 'size')}" if total != len(records) else _count(total, word)
-    )
+    sizes = len({r.size for r in records})
+    graphs = _count(total, word) + (f" for {_count(sizes, 'size')}" if total != sizes else "")
     memory = "" if emulated else f", {sum(r.mib for r in records):.0f} MiB"
     kept = set(report.kept) if report is not None else set()
     rebuilt = report.rebuilt_ms if report is not None else {}
