@@ -352,15 +352,20 @@ def storage(
     return (key, value) if case.layout == "NHD" else (key.transpose(1, 2), value.transpose(1, 2))
 
 
-def queries(case: Case, tokens: int, padding: int, device: torch.device, seed: int) -> torch.Tensor:
-    """`[tokens + padding, heads, head_size]`, the padding NaN; scores reach the cap where there is one."""
+def queries(case: Case, tokens: int, device: torch.device, seed: int) -> torch.Tensor:
+    """`[tokens, heads, head_size]`; scores reach the cap where there is one."""
+    rng = torch.Generator(device).manual_seed(seed)
+    out = torch.randn((tokens, case.heads[0], case.heads[2]), generator=rng, device=device)
+    return laid_out(case, (out * (12 if case.soft_cap is not None else 1)).to(getattr(torch, case.dtype)))
+
+
+def laid_out(case: Case, query: torch.Tensor, padding: int = 0) -> torch.Tensor:
+    """The same rows where the case wants them, inside a wider projection or not, and `padding` rows of NaN behind."""
     heads, kv_heads, head_size = case.heads
     width = heads + 2 * kv_heads if case.fused else heads
-    rng = torch.Generator(device).manual_seed(seed)
-    out = torch.randn((tokens + padding, width, head_size), generator=rng, device=device)
-    out *= 12 if case.soft_cap is not None else 1
-    out[tokens:] = math.nan
-    return out.to(getattr(torch, case.dtype))[:, :heads]
+    out = query.new_full((query.shape[0] + padding, width, head_size), math.nan)[:, :heads]
+    out[: query.shape[0]] = query
+    return out
 
 
 def draw(
@@ -386,7 +391,7 @@ def draw(
     caches = storage(case, spec, len(filled), device, seed)
     for cache, garbage in zip(caches, (3.0, 100.0), strict=True):
         cache[unread.to(device)] = garbage if finite else math.nan
-    query = queries(case, sum(query_lens), 0, device, seed + 1)
+    query = queries(case, sum(query_lens), device, seed + 1)
     return PagedBatch(query, *caches, list(query_lens), list(kv_lens), tables, case.scale or spec.head_size**-0.5)
 
 
@@ -412,16 +417,11 @@ def call_options(case: Case, device: torch.device) -> dict[str, Any]:
     return {"sliding_window": case.window, "logits_soft_cap": case.soft_cap, "sinks": sink_values(case, device)}
 
 
+@torch.inference_mode()  # as in the engine
 def attend(backend: AttentionBackend, case: Case, batch: PagedBatch, padding: int = 0) -> tuple[torch.Tensor, Any]:
     """Output and LSE of the real tokens, every row of both NaN before; `padding` rows and requests behind the batch."""
-    device = batch.query.device
-    metadata, tokens = batch.metadata(pad_reqs=padding, pad_tokens=padding), batch.num_tokens
-    query = batch.query
-    if padding:
-        width = query.shape[1] + (2 * case.heads[1] if case.fused else 0)
-        wide = query.new_full((tokens + padding, width, query.shape[2]), math.nan)
-        query = wide[:, : query.shape[1]]
-        query[:tokens] = batch.query
+    device, tokens = batch.query.device, batch.num_tokens
+    metadata, query = batch.metadata(pad_reqs=padding, pad_tokens=padding), laid_out(case, batch.query, padding)
     output = torch.full(query.shape, math.nan, dtype=query.dtype, device=device)
     lse = torch.full(query.shape[:2], math.nan, device=device) if case.lse else None
     backend.prepare(metadata)
@@ -563,7 +563,7 @@ class Captured:
         self.backend, self.case, self.caches = backend, case, caches
         device, page, longest = caches[0].device, caches[0].shape[1], extent.longest
         self.device, self.scale = device, case.scale or case.heads[2] ** -0.5
-        self.query = queries(case, tokens, 0, device, 0)
+        self.query = queries(case, tokens, device, 0)
         self.output = torch.empty(self.query.shape, dtype=self.query.dtype, device=device)
         self.lse = torch.empty(self.query.shape[:2], device=device) if case.lse else None
         self.options = call_options(case, device)
@@ -626,7 +626,7 @@ class Captured:
         # Requests may share pages; no request has one twice.
         tables = [rng.sample(pages, -(-n // page)) for n in kv_lens]
         self.fill(query_lens, kv_lens, tables)
-        self.query[:total] = queries(self.case, total, 0, self.device, seed)
+        self.query[:total] = queries(self.case, total, self.device, seed)
         self.query[total:] = math.nan
         self.output.fill_(math.nan)
         if self.lse is not None:
@@ -722,8 +722,7 @@ def prove_tier(contender: Contender, case: Case, device: torch.device, extent: E
             raise AssertionError(f"{claim} and replays wrongly. {error}") from error
         if turn % 5 == 0:
             eager = draw(case, spec, [1, 7, 1], [30, 20, 2], device, turn, finite)
-            with torch.inference_mode():
-                judge(case, eager, *attend(backend, case, eager), f"{contender.label}, eager between replays")
+            judge(case, eager, *attend(backend, case, eager), f"{contender.label}, eager between replays")
     return Outcome("ran")
 
 

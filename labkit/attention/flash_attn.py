@@ -241,10 +241,9 @@ class FlashAttentionBackend(AttentionBackend):
     def extra_reasons(
         cls, spec: AttentionSpec, platform: Platform, available: Availability | None = None
     ) -> list[Reason]:
-        out = cls._heads(spec)
-        if _has_a_version(platform):
-            out += choose(spec, platform, _providers(available)).reasons
-        return out
+        if not _has_a_version(platform):
+            return []
+        return list(choose(spec, platform, _providers(available)).reasons)
 
     @classmethod
     def versions(
@@ -257,7 +256,7 @@ class FlashAttentionBackend(AttentionBackend):
         for version in (*order, *(v for v in VERSIONS if v not in order)):
             case = weigh(version, spec, platform, found if found is not None else ASSUMED)
             size = page_size_for(version, spec, platform)
-            reasons = [*check_capabilities(cls.capabilities, spec, platform, size), *cls._heads(spec), *case.reasons]
+            reasons = [*check_capabilities(cls.capabilities, spec, platform, size), *case.reasons]
             if available is not None and not available.usable and found is None:
                 reasons.append(Reason(available.reason, INSTALL[version]))
             advice = (f"set flash_attn_version to {version}", "flash_attn_version", version)
@@ -390,7 +389,7 @@ class FlashAttentionBackend(AttentionBackend):
             # FA4 attends to keys before the first one in tiles of which no row sees any.
             output.index_fill_(0, plan.hidden, 0)
             if lse is not None:
-                lse[plan.hidden] = nothing if sinks is None else sinks.to(lse.dtype)
+                lse.index_fill_(0, plan.hidden, nothing)  # sinks or not: a sink makes no row see something
 
     def bare_call(
         self,
@@ -416,17 +415,6 @@ class FlashAttentionBackend(AttentionBackend):
             KernelPlan(attention, num_splits=splits, note=f"{note}; {bound}"),
             KernelPlan(merge, num_splits=splits, note="merges the splits by their log-sum-exp"),
         )
-
-    @classmethod
-    def _heads(cls, spec: AttentionSpec) -> list[Reason]:
-        if spec.num_heads % spec.num_kv_heads == 0:
-            return []
-        return [
-            Reason(
-                f"{spec.num_heads} query heads are no multiple of {spec.num_kv_heads} KV heads",
-                "every KV head must serve the same number of query heads",
-            )
-        ]
 
 
 def _has_a_version(platform: Platform) -> bool:

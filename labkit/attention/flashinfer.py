@@ -227,13 +227,6 @@ class FlashInferBackend(AttentionBackend):
                     f"it takes {', '.join(map(str, HEAD_SIZES))}",
                 )
             )
-        if spec.num_heads % spec.num_kv_heads:
-            out.append(
-                Reason(
-                    f"{spec.num_heads} query heads are no multiple of {spec.num_kv_heads} KV heads",
-                    "every KV head must serve the same number of query heads",
-                )
-            )
         return out
 
     @classmethod
@@ -376,9 +369,13 @@ class FlashInferBackend(AttentionBackend):
     def _for_graph(self, num_reqs: int, num_tokens: int) -> _Planned:
         """The wrapper of a captured shape, whose buffers a graph keeps reading. Uniform and mixed graphs may share it:
         what a graph bakes in follows from the two counts, and everything else is planned again before each replay."""
+        import torch
+
         found = self._graphs.get((num_reqs, num_tokens))
         if found is None:
-            found = self._graphs[num_reqs, num_tokens] = self._new_graph_wrapper(num_reqs, num_tokens)
+            # Buffers that outlive a step may be written inside inference mode and outside it only if made outside.
+            with torch.inference_mode(False), torch.no_grad():
+                found = self._graphs[num_reqs, num_tokens] = self._new_graph_wrapper(num_reqs, num_tokens)
         return found
 
     def _new_graph_wrapper(self, num_reqs: int, num_tokens: int) -> _Planned:

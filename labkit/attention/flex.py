@@ -155,13 +155,6 @@ class FlexAttentionBackend(AttentionBackend):
         cls, spec: AttentionSpec, platform: Platform, available: Availability | None = None
     ) -> list[Reason]:
         out: list[Reason] = []
-        if spec.num_heads % spec.num_kv_heads:
-            out.append(
-                Reason(
-                    f"{spec.num_heads} query heads are no multiple of {spec.num_kv_heads} KV heads",
-                    "every KV head must serve the same number of query heads",
-                )
-            )
         if platform.device_type != "cuda":
             return out
         if platform.capability and platform.capability < (8, 0) and spec.dtype == "bfloat16":

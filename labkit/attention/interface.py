@@ -328,6 +328,13 @@ def check_capabilities(
                 f"head size {spec.head_size} is not supported", f"it takes multiples of {multiple} from {low} to {high}"
             )
         )
+    if spec.num_heads % spec.num_kv_heads:
+        out.append(
+            Reason(
+                f"{spec.num_heads} query heads are no multiple of {spec.num_kv_heads} KV heads",
+                "every KV head must serve the same number of query heads",
+            )
+        )
     low, high, multiple = cap.block_sizes
     if not low <= spec.block_size <= high or spec.block_size % multiple:
         size = preferred_block_size or cap.preferred_block_size

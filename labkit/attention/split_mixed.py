@@ -114,6 +114,8 @@ class SplitMixedBatches(AttentionBackend):
         lse: torch.Tensor | None = None,
         **features: Any,
     ) -> None:
+        if "split_mixed" not in metadata.scratch:
+            self.prepare(metadata)
         parts: list[Part] = metadata.scratch["split_mixed"]
         if len(parts) == 1:  # with the metadata of this call: a graph has its own copy
             parts[0].backend.forward(query, key_cache, value_cache, output, metadata, lse=lse, **features)

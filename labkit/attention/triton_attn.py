@@ -137,26 +137,21 @@ class TritonAttentionBackend(AttentionBackend):
         cls, spec: AttentionSpec, platform: Platform, available: Availability | None = None
     ) -> list[Reason]:
         out: list[Reason] = []
-        if spec.num_heads % spec.num_kv_heads:
-            out.append(
-                Reason(
-                    f"{spec.num_heads} query heads are no multiple of {spec.num_kv_heads} KV heads",
-                    "every KV head must serve the same number of query heads",
-                )
-            )
         if platform.device_type == "cpu":
             if spec.dtype == "bfloat16":
                 out.append(
                     Reason(
                         "on a CPU it runs in Triton's interpreter, whose bfloat16 arithmetic is wrong",
                         "set dtype to float32 or float16",
+                        "dtype",
+                        "float32",
                     )
                 )
             if "triton" in sys.modules and not interpreting():
                 out.append(_not_interpreting())
             return out
         if platform.capability and platform.capability < (8, 0) and spec.dtype == "bfloat16":
-            out.append(Reason(f"{platform.sm} has no bfloat16 arithmetic", "set dtype to float16"))
+            out.append(Reason(f"{platform.sm} has no bfloat16 arithmetic", "set dtype to float16", "dtype", "float16"))
         limit = shared_memory_limit(platform.capability)
         itemsize = ITEMSIZE.get(spec.dtype, 4)
         for rows in (1, MANY_ROWS):

@@ -77,19 +77,6 @@ class XFormersBackend(AttentionBackend):
         return Availability(not refused, refused, version)
 
     @classmethod
-    def extra_reasons(
-        cls, spec: AttentionSpec, platform: Platform, available: Availability | None = None
-    ) -> list[Reason]:
-        if spec.num_heads % spec.num_kv_heads == 0:
-            return []
-        return [
-            Reason(
-                f"{spec.num_heads} query heads are no multiple of {spec.num_kv_heads} KV heads",
-                "every KV head must serve the same number of query heads",
-            )
-        ]
-
-    @classmethod
     def graph_support(
         cls, spec: AttentionSpec, platform: Platform, available: Availability | None = None
     ) -> tuple[AttentionCGSupport, str]:
