@@ -190,8 +190,13 @@ def _is_int(x: Any) -> bool:
 class EngineConfig:
     """Every knob of the engine, flat, under vLLM's names.
 
-    Fields that belong to work not in this version (speculative decoding, tensor parallelism, quantization, piecewise
-    compilation) are named so that asking for them is answered with a sentence instead of a TypeError.
+    Fields that belong to work not in this version (speculative decoding, tensor parallelism, quantization) are named so
+    that asking for them is answered with a sentence instead of a TypeError.
+
+    compilation_mode: VLLM_COMPILE compiles the model in pieces, once for any number of tokens. STOCK_TORCH_COMPILE
+    hands each captured size to `torch.compile(mode="reduce-overhead")` as a whole, attention inside: the graphs are
+    torch's, every size costs a compile of the whole model (so the default sizes end at 8), every replay the check of
+    torch's guards, PIECEWISE is not to be had, and what no graph serves runs uncompiled.
     """
 
     model: str = "smollm2-135m-instruct"
@@ -305,9 +310,9 @@ class EngineConfig:
                         f"{size!r} does not lie in 1…max_num_batched_tokens={self.max_num_batched_tokens}",
                         "Name sizes that steps really have, such as 1.",
                     )
-        if self.piecewise_method == "break" and self.compilation_mode == "VLLM_COMPILE":
+        if self.piecewise_method == "break" and self.compilation_mode not in (None, "NONE"):
             raise ConfigError(
-                "piecewise_method='break' with compilation_mode='VLLM_COMPILE'",
+                f"piecewise_method='break' with compilation_mode={self.compilation_mode!r}",
                 "a broken capture records the model's own kernels, and nothing is compiled",
                 "Drop one of the two.",
             )

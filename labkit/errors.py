@@ -37,7 +37,16 @@ class BackendError(LabkitError, ValueError):
 
 
 class CaptureError(LabkitError, RuntimeError):
-    """A graph could not be captured; the engine stays usable in a lower mode."""
+    """A graph could not be captured, or what it reads is no longer where it was; the engine stays usable without it.
+
+    Args:
+        mode: the kind of graph, FULL or PIECEWISE; "" where it is not about one.
+        out_of_memory: whether memory was what was missing.
+    """
+
+    def __init__(self, what: str, why: str, try_: str = "", mode: str = "", out_of_memory: bool = False) -> None:
+        self.mode, self.out_of_memory = mode, out_of_memory
+        super().__init__(what, why, try_)
 
 
 class CompileError(LabkitError, RuntimeError):

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from labkit.config import CUDAGraphMode, EngineConfig, ModelConfig, SamplingParams
-from labkit.engine.report import CaptureRecord, ReconfigureReport, RequestOutput, StepReport, Usage
+from labkit.engine.report import CaptureRecord, GraphMemory, ReconfigureReport, RequestOutput, StepReport, Usage
 from labkit.errors import BackendError, ConfigError, LabkitError, RequestError
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ Prompt = str | Sequence[int]
 _RELOADS = ("model", "dtype", "device", "seed")
 #: Asked for the backend where neither a keyword nor the config says one.
 BACKEND_VARIABLE = "LABKIT_ATTENTION_BACKEND"
+#: Set to anything, it makes engines check before every replay where the graph's inputs lie.
+DEBUG_VARIABLE = "LABKIT_DEBUG"
 
 
 class LLM:
@@ -45,6 +47,9 @@ class LLM:
         config: settings; None takes the defaults.
         progress: called as `progress(stage, done, total, detail)` while weights load and graphs are captured.
         changes: fields of `EngineConfig` to change, as in `LLM(attention_backend="TRITON_ATTN")`.
+
+    With LABKIT_DEBUG=1 in the environment every replay first checks that what the graph reads (inputs, KV cache,
+    weights) lies where it lay at capture, and raises CaptureError where it does not.
 
     The attention backend is what the first of these says: the keyword, the config's field, the environment variable
     LABKIT_ATTENTION_BACKEND as it is when the LLM is made, the automatic order. "auto" says "the automatic order".
@@ -64,6 +69,7 @@ class LLM:
         config = (config or EngineConfig()).replace(**changes)
         self._asked = config.replace(model=model) if model is not None else config
         self._variable = os.environ.get(BACKEND_VARIABLE, "")
+        self._debug = bool(os.environ.get(DEBUG_VARIABLE))
         self._progress = progress
         self._ids = itertools.count()
         self._engine: Engine | None = None
@@ -84,7 +90,7 @@ class LLM:
         if self._progress:
             self._progress("loading", 1, 1, config.model)
         with self._naming_the_variable(asked):
-            return Engine(loaded, config, platform, device, available, self._progress)
+            return Engine(loaded, config, platform, device, available, self._progress, self._debug)
 
     def _with_environment(self, config: EngineConfig) -> EngineConfig:
         """`config` with the environment's backend where it says none itself."""
@@ -172,6 +178,11 @@ class LLM:
     def notes(self) -> list[str]:
         """Sentences that a reader should see once, such as a mode that had to be lowered."""
         return list(self.engine.notes)
+
+    @property
+    def graph_memory(self) -> GraphMemory:
+        """MiB of graphs: estimated before the KV cache was sized, and taken."""
+        return self.engine.graph_memory
 
     @property
     def memory(self) -> dict[str, int]:

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,25 +19,26 @@ from labkit.attention import registry
 from labkit.attention.interface import Availability, Platform
 from labkit.attention.split_mixed import make_backend
 from labkit.config import CUDAGraphMode, EngineConfig, SamplingParams
+from labkit.engine.build import Builder, Progress, scheduler_limits
 from labkit.engine.detokenizer import Detokenizer
-from labkit.engine.inputs import StepInputs
-from labkit.engine.plan import EnginePlan, make_plan
-from labkit.engine.report import CaptureRecord, ReconfigureReport, RequestOutput, StepReport, TokenLogprob, Usage
-from labkit.engine.runner import Runner
-from labkit.engine.sampler import Sampler
+from labkit.engine.plan import EnginePlan, lower, make_plan
+from labkit.engine.report import (
+    CaptureRecord,
+    GraphMemory,
+    ReconfigureReport,
+    RequestOutput,
+    StepReport,
+    TokenLogprob,
+    Usage,
+)
+from labkit.engine.runner import Forward
 from labkit.errors import CaptureError, CompileError, LabkitError, RequestError
 from labkit.graphs.dispatcher import GraphDispatcher
 from labkit.models.loader import LoadedModel
-from labkit.paging.block_pool import BlockPool
-from labkit.paging.kv_cache import CPU_KV_BYTES, KVCache, num_blocks_that_fit
 from labkit.scheduling.request import Request, RequestStatus
-from labkit.scheduling.scheduler import Scheduler
-from labkit.scheduling.step import SchedulerLimits
 
 if TYPE_CHECKING:
     from labkit.engine.compiled import CompiledModel, CompileReport
-
-Progress = Callable[[str, int, int, str], None]
 
 
 @dataclasses.dataclass
@@ -59,6 +61,7 @@ class Engine:
         platform: the machine.
         available: what loads here, per backend name.
         progress: called as (stage, done, total, detail) while something slow is built.
+        debug: check before every replay that what the graph reads is where it was at capture; see `Runner`.
     """
 
     def __init__(
@@ -69,8 +72,9 @@ class Engine:
         device: torch.device,
         available: dict[str, Availability],
         progress: Progress | None = None,
+        debug: bool = False,
     ) -> None:
-        self.model, self.platform, self.device = model, platform, device
+        self.model, self.platform, self.device, self.debug = model, platform, device, debug
         self.available, self.progress = available, progress
         self.asked = config
         self.plan = make_plan(config, model.config, platform, available)
@@ -82,6 +86,7 @@ class Engine:
         self._launches: dict[tuple[object, str, int], int] = {}
         self._steps = 0
         self._ended: list[RequestOutput] = []
+        self._compile()
         self._build_layout()
         self._use_plan()
 
@@ -89,79 +94,12 @@ class Engine:
 
     def _build_layout(self) -> None:
         """KV cache, buffers, runner, scheduler: everything whose shapes depend on the limits."""
-        plan, config = self.plan, self.plan.config
-        block_size = plan.spec.block_size
-        blocks_per_request = -(-plan.max_model_len // block_size)
-        self.inputs = StepInputs(
-            max(config.max_num_batched_tokens, max(plan.capture_sizes, default=1)),
-            plan.max_num_rows,
-            blocks_per_request,
-            block_size,
-            self.device,
-        )
-        useful = config.max_num_seqs * blocks_per_request + 1
-        num_blocks = config.num_gpu_blocks_override or self._blocks_that_fit(useful)
-        self.kv = self._allocate_kv(num_blocks)
-        self.runner = self._make_runner(self.kv)
-        self.sampler = Sampler(self.model.config.vocab_size, self.device, config.max_num_seqs, config.seed)
-        self.pool = BlockPool(num_blocks, block_size, config.enable_prefix_caching)
-        self.scheduler = Scheduler(self._limits(), self.pool)
-
-    def _allocate_kv(self, num_blocks: int) -> KVCache:
-        plan = self.plan
-        return KVCache.allocate(
-            self.model.config, num_blocks, plan.spec.block_size, getattr(torch, plan.dtype), self.device,
-            plan.spec.kv_cache_layout,
-        )  # fmt: skip
-
-    def _limits(self) -> SchedulerLimits:
-        config = self.plan.config
-        return SchedulerLimits(
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_model_len=self.plan.max_model_len,
-            block_size=self.plan.spec.block_size,
-            long_prefill_token_threshold=config.long_prefill_token_threshold,
-            enable_chunked_prefill=config.enable_chunked_prefill,
-            enable_prefix_caching=config.enable_prefix_caching,
-            decodes_first=config.split_mixed_batches,
-        )
-
-    def _make_runner(self, kv: KVCache) -> Runner:
-        rows = max(self.plan.capture_sizes, default=0)
-        scale = self.model.config.head_size**-0.5
-        return Runner(self.model.decoder, kv, self.inputs, self.plan.max_model_len, rows, scale)
-
-    def _blocks_that_fit(self, useful: int) -> int:
-        """Blocks for the share of memory that is left after weights and the largest step, measured by running one."""
-        plan, config = self.plan, self.plan.config
-        dtype = getattr(torch, plan.dtype)
-        block_bytes = self.model.config.kv_bytes_per_token(dtype.itemsize) * plan.spec.block_size
-        if self.device.type != "cuda":
-            return num_blocks_that_fit(CPU_KV_BYTES, block_bytes, useful, "the CPU's KV cache budget of 1 GiB")
-        if self.progress:
-            self.progress("profiling", 0, 1, f"one step of {config.max_num_batched_tokens} tokens")
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(self.device)
-        self._profile_run()
-        peak = torch.cuda.max_memory_allocated(self.device)
-        torch.cuda.empty_cache()
-        total = torch.cuda.get_device_properties(self.device).total_memory
-        free, _ = torch.cuda.mem_get_info(self.device)
-        held = torch.cuda.memory_reserved(self.device)
-        budget = min(int(total * config.gpu_memory_utilization), free + held) - peak
-        asked = f"gpu_memory_utilization={config.gpu_memory_utilization}"
-        return num_blocks_that_fit(budget, block_bytes, useful, asked)
-
-    @torch.inference_mode()
-    def _profile_run(self) -> None:
-        config = self.plan.config
-        tokens = config.max_num_batched_tokens
-        rows = min(config.max_num_seqs, tokens)
-        runner = self._make_runner(self._allocate_kv(2))
-        runner.use(self._backend(), (), GraphDispatcher(CUDAGraphMode.NONE, [], config.max_num_seqs))
-        runner.dummy_run(tokens, rows)
-        torch.cuda.synchronize(self.device)
+        layout = Builder(
+            self.model, self.plan, self.device, self._backend, self._forward(), self.progress, self.debug
+        ).build()
+        self.inputs, self.kv, self.runner = layout.inputs, layout.kv, layout.runner
+        self.sampler, self.pool, self.scheduler = layout.sampler, layout.pool, layout.scheduler
+        self._estimate = layout.estimated_mib, layout.estimate_ms
 
     def _backend(self) -> Any:
         """The plan's backend; instances are kept, since their buffers are baked into graphs."""
@@ -173,21 +111,40 @@ class Engine:
         return self._backends[key]
 
     def _use_plan(self) -> None:
-        """Point the runner at the plan's backend, code and sizes; compile and capture what is missing."""
+        """Point the runner at the plan's backend, code and sizes; compile and capture what is missing.
+
+        What cannot be captured is answered by less (`plan.lower`), down to no graphs at all, each time with a note.
+        """
         self._compile()
-        self._dispatch(self.plan.mode)
-        try:
-            self.runner.capture_missing(self.progress)
-        except CaptureError as error:
+        while True:
+            self._dispatch()
+            try:
+                self.runner.capture_missing(self.progress)
+                return
+            except CaptureError as error:
+                self._lower(error)
+            except CompileError as error:
+                self._without_compilation(error)
+                fit = tuple(size for size in self.plan.capture_sizes if size <= self.runner.max_hidden_rows)
+                self.plan = dataclasses.replace(self.plan, capture_sizes=fit)
+            self._empty_caches()  # outside the handlers: a traceback keeps tensors of the failed pass
+
+    def _lower(self, error: CaptureError) -> None:
+        plan = self.plan
+        mode, sizes = lower(plan.mode, plan.capture_sizes, error, piecewise=plan.config.piecewise_method == "break")
+        if mode is CUDAGraphMode.NONE:
             note = f"{error} The engine runs without graphs until then."
-            self.notes.append(note)
-            warnings.warn(note, stacklevel=2)
-            trail = (*self.plan.mode_trail, f"{self.plan.mode.name} → NONE: {error}")
-            config = self.plan.config.replace(cudagraph_mode=CUDAGraphMode.NONE)
-            self.plan = dataclasses.replace(
-                self.plan, mode=CUDAGraphMode.NONE, mode_trail=trail, capture_sizes=(), config=config
-            )
-            self._dispatch(CUDAGraphMode.NONE)
+        else:
+            note = f"{error} The engine runs in mode {mode.name} with sizes {_few(sizes)} until then."
+        self._note(note)
+        less = f" with {len(sizes)} of {len(plan.capture_sizes)} sizes" if mode is plan.mode else ""
+        trail = (*plan.mode_trail, f"{plan.mode.name} → {mode.name}{less}: {error}")
+        config = plan.config.replace(cudagraph_mode=mode)
+        self.plan = dataclasses.replace(plan, mode=mode, mode_trail=trail, capture_sizes=sizes, config=config)
+
+    def _note(self, note: str) -> None:
+        self.notes.append(note)
+        warnings.warn(note, stacklevel=4)
 
     def _compile(self) -> None:
         """Compile the model where the plan asks for it; a failure leaves the model's own kernels and a note."""
@@ -202,16 +159,29 @@ class Engine:
                 progress=self.progress,
             )  # fmt: skip
         except CompileError as error:
-            note = f"{error} The engine runs without compilation until then."
-            self.notes.append(note)
-            warnings.warn(note, stacklevel=2)
-            self.asked = self.asked.replace(compilation_mode="NONE", optimization_level=None)
-            self.plan = make_plan(self.asked, self.model.config, self.platform, self.available)
+            self._without_compilation(error)
 
-    def _dispatch(self, mode: CUDAGraphMode) -> None:
-        dispatcher = GraphDispatcher(mode, self.plan.capture_sizes, self.plan.config.max_num_seqs)
+    def _without_compilation(self, error: CompileError) -> None:
+        self._note(f"{error} The engine runs without compilation until then.")
+        self.asked = self.asked.replace(compilation_mode="NONE", optimization_level=None)
+        self.plan = make_plan(self.asked, self.model.config, self.platform, self.available)
+
+    def _forward(self) -> Forward | None:
         compiled = self._compiled.get(self.plan.compile_key)
-        self.runner.use(self._backend(), self.plan.graph_key, dispatcher, compiled.forward if compiled else None)
+        return compiled.forward if compiled else None
+
+    def _whole(self) -> Forward:
+        from labkit.graphs.whole import compile_whole
+        from labkit.models import traceable
+
+        decoder = self.model.decoder
+        forward = functools.partial(traceable.forward, decoder)
+        return compile_whole(forward, decoder.tensors().values(), self.device)
+
+    def _dispatch(self) -> None:
+        dispatcher = GraphDispatcher(self.plan.mode, self.plan.capture_sizes, self.plan.config.max_num_seqs)
+        whole = self._whole if self.plan.config.compilation_mode == "STOCK_TORCH_COMPILE" else None
+        self.runner.use(self._backend(), self.plan.graph_key, dispatcher, self._forward(), whole)
 
     # --- requests --------------------------------------------------------------------------------------------------
 
@@ -419,23 +389,23 @@ class Engine:
             max(plan.capture_sizes, default=0) > self.runner.max_hidden_rows
             or plan.max_num_rows > self.inputs.max_num_reqs
         )
+        self._forget_replaced_weights()
+        begin = time.perf_counter()
+        if plan.config.compilation_mode == "VLLM_COMPILE" and plan.compile_key not in self._compiled:
+            self._compile()
+            timings["compile"] = (time.perf_counter() - begin) * 1e3
         begin = time.perf_counter()
         if plan.layout_key != old.layout_key or needs_rows:
             self._relayout(old_asked, old)
             timings["kv_cache"] = (time.perf_counter() - begin) * 1e3
         else:
             kept.append("kv_cache")
-            self.scheduler.limits = self._limits()
+            self.scheduler.limits = scheduler_limits(plan)
             self.pool.enable_prefix_caching = plan.config.enable_prefix_caching
             if not self.pool.enable_prefix_caching:
                 self.pool.reset_prefix_cache()
         begin = time.perf_counter()
-        compiles = plan.config.compilation_mode == "VLLM_COMPILE" and plan.compile_key not in self._compiled
-        if compiles:
-            self._compile()
-            timings["compile"] = (time.perf_counter() - begin) * 1e3
-            begin = time.perf_counter()
-        self._dispatch(self.plan.mode)
+        self._dispatch()
         missing = len(self.runner.missing_graphs())
         self._use_plan()
         if missing:
@@ -445,6 +415,19 @@ class Engine:
         after = self.plan.config.as_dict()
         changed = {k: (before[k], after[k]) for k in after if before[k] != after[k]}
         return ReconfigureReport(changed, timings, tuple(kept), tuple(self.notes[num_notes:]))
+
+    def _forget_replaced_weights(self) -> None:
+        """Graphs and compiled code hold the weights that were there; where others took their place, both are made anew.
+
+        Loading in place keeps everything right and costs nothing. A replacement is seen here, and under
+        LABKIT_DEBUG=1 before the next replay; without either, graphs go on with the old weights.
+        """
+        self.runner.check_workspaces()
+        moved = self.runner.moved_weights()
+        if moved:
+            self._note(f"{len(moved)} weights were replaced since graphs were captured ({moved[0]}): captured again.")
+            self.runner.drop_graphs()
+            self._compiled.clear()
 
     def _relayout(self, old_asked: EngineConfig, old: EnginePlan) -> None:
         """Rebuild cache, buffers and scheduler for new limits; live requests start again from their tokens.
@@ -520,8 +503,15 @@ class Engine:
     def capture_records(self) -> list[CaptureRecord]:
         return self.runner.records()
 
+    @property
+    def graph_memory(self) -> GraphMemory:
+        """What was set aside for graphs when the KV cache was sized, and what those captured since then took."""
+        estimated_mib, estimate_ms = self._estimate
+        return GraphMemory(estimated_mib, self.runner.graph_mib, estimate_ms)
+
     def memory(self) -> dict[str, int]:
-        """Bytes: weights, kv, graphs (growth of the pool while capturing), peak (CUDA allocator, 0 on a CPU)."""
+        """Bytes: weights, kv, graphs (what recording those of the mode in force took), peak (CUDA allocator, 0 on a
+        CPU)."""
         peak = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
         graphs = int(sum(r.mib for r in self.capture_records) * 2**20)
         return {"weights": self._weight_bytes, "kv": self.kv.nbytes, "graphs": graphs, "peak": peak}
@@ -533,7 +523,12 @@ class Engine:
         self._live.clear()
         self.runner.drop_graphs()
         self._backends.clear()
+        self._compiled.clear()
         del self.runner, self.kv, self.inputs, self.sampler, self.scheduler, self.pool
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def _few(sizes: Sequence[int]) -> str:
+    return str(list(sizes)) if len(sizes) <= 6 else f"1…{sizes[-1]} ({len(sizes)} of them)"

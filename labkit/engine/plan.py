@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from labkit.attention.interface import AttentionCGSupport, AttentionSpec, Availability, Platform
 from labkit.attention.registry import platform_notes
 from labkit.attention.selector import Selection, select
 from labkit.config import SPLITTING_OPS, CUDAGraphMode, EngineConfig, ModelConfig
-from labkit.errors import ConfigError
+from labkit.errors import CaptureError, ConfigError
 from labkit.graphs.dispatcher import decode_sizes
 from labkit.graphs.modes import requested_compilation, requested_mode, resolve
 from labkit.graphs.sizes import DEFAULT_CAP, SM10X_CAP, check_capture_sizes, default_capture_sizes
 
 #: Longest context when none is asked for. A lab rarely needs a model's full length, and every buffer scales with it.
 DEFAULT_BLOCK_SIZE = 16
+#: Largest size by default where every size is a torch.compile of the whole model.
+MAX_WHOLE_SIZE = 8
 DEFAULT_MAX_MODEL_LEN = {"cuda": 8192, "rocm": 8192, "cpu": 2048}
 
 
@@ -192,19 +194,19 @@ def make_plan(
     compilation, why_compiled = requested_compilation(
         config.compilation_mode, enforce_eager=config.enforce_eager, optimization_level=config.optimization_level
     )
-    if compilation == "STOCK_TORCH_COMPILE":
-        raise ConfigError(
-            "compilation_mode='STOCK_TORCH_COMPILE'",
-            "this version of labkit does not have that part yet",
-            "Take VLLM_COMPILE or NONE.",
-        )
-    compiled = compilation == "VLLM_COMPILE"
-    method = config.piecewise_method or ("compile" if compiled else "break")
+    compiled, whole = compilation == "VLLM_COMPILE", compilation == "STOCK_TORCH_COMPILE"
+    method = config.piecewise_method or ("compile" if compiled or whole else "break")
     splitting_ops = SPLITTING_OPS if config.splitting_ops is None else tuple(config.splitting_ops)
     mode, trail = resolve(
         wanted, candidate.tier, compiled, backend=backend, split=bool(splitting_ops), breakable=method == "break"
     )
     sizes = capture_sizes(config, platform) if mode is not CUDAGraphMode.NONE else []
+    if whole and mode is CUDAGraphMode.NONE:
+        notes.append(
+            "STOCK_TORCH_COMPILE compiles what a FULL graph would hold, and the mode is NONE: nothing is compiled."
+        )
+    if whole and config.cudagraph_capture_sizes is None and config.max_cudagraph_capture_size is None:
+        sizes = [size for size in sizes if size <= MAX_WHOLE_SIZE]
     resolved = config.replace(
         dtype=dtype, max_model_len=max_model_len, cudagraph_mode=mode, block_size=candidate.block_size,
         compilation_mode=compilation, piecewise_method=method, splitting_ops=splitting_ops,
@@ -223,6 +225,29 @@ def make_plan(
         dtype,
         tuple(notes),
     )
+
+
+def lower(
+    mode: CUDAGraphMode, sizes: Sequence[int], error: CaptureError, piecewise: bool
+) -> tuple[CUDAGraphMode, tuple[int, ...]]:
+    """What is tried after a failed capture: something that asks for less, so that it ends, at NONE if nothing works.
+
+    1. A FULL graph failed: PIECEWISE, where the mode has it already or (from FULL) where it can be captured.
+    2. Memory was short: the smaller half of the sizes in the same mode, as long as there are two.
+    3. A PIECEWISE graph failed: FULL_DECODE_ONLY from FULL_AND_PIECEWISE.
+    4. NONE.
+
+    Args:
+        piecewise: whether the model can be captured in pieces: compiled so, or broken at attention.
+    """
+    full_failed = error.mode != "PIECEWISE"
+    if full_failed and (mode is CUDAGraphMode.FULL_AND_PIECEWISE or (mode is CUDAGraphMode.FULL and piecewise)):
+        return CUDAGraphMode.PIECEWISE, tuple(sizes)
+    if error.out_of_memory and len(sizes) > 1:
+        return mode, tuple(sizes[: len(sizes) // 2])
+    if not full_failed and mode is CUDAGraphMode.FULL_AND_PIECEWISE:
+        return CUDAGraphMode.FULL_DECODE_ONLY, tuple(sizes)
+    return CUDAGraphMode.NONE, ()
 
 
 def capture_sizes(config: EngineConfig, platform: Platform) -> list[int]:

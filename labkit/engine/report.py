@@ -107,7 +107,9 @@ class ReconfigureReport:
 class CaptureRecord:
     """What was captured for one size: mode, size in tokens, milliseconds and MiB it took, and how many graphs.
 
-    A FULL step is one graph, a PIECEWISE step one for each piece between attention calls.
+    A FULL step is one graph, a PIECEWISE step one for each piece between attention calls. `mib` is device memory that
+    is gone after recording, the driver's part included. kernel_nodes: kernels in the graphs together, None where
+    nothing was recorded or nobody counts.
     """
 
     mode: str
@@ -115,3 +117,22 @@ class CaptureRecord:
     ms: float
     mib: float
     graphs: int = 1
+    kernel_nodes: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphMemory:
+    """What graphs were expected to take when the KV cache was sized, and what those captured since then took, in MiB.
+
+    estimated_mib: None where nothing was set aside: on a CPU, without graphs, with `num_gpu_blocks_override`, and for
+    a compiled whole pass, which would have to be compiled twice. estimate_ms: what finding out took.
+    """
+
+    estimated_mib: float | None
+    actual_mib: float
+    estimate_ms: float = 0.0
+
+    @property
+    def difference_mib(self) -> float | None:
+        """Actual less estimated; None without an estimate."""
+        return None if self.estimated_mib is None else self.actual_mib - self.estimated_mib

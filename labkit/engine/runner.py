@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -18,15 +20,19 @@ from labkit.attention.op import ForwardContext, attend, forward_context
 from labkit.config import CUDAGraphMode as Mode
 from labkit.engine.inputs import StepInputs, StepView
 from labkit.engine.report import CaptureRecord
-from labkit.errors import CaptureError
-from labkit.graphs.capture import BreakAt, CapturedGraph, GraphCapturer
+from labkit.errors import CaptureError, LabkitError
+from labkit.graphs.capture import BreakAt, CapturedGraph, GraphCapturer, explained
 from labkit.graphs.dispatcher import BatchDescriptor, GraphDispatcher, GraphKey
+from labkit.graphs.whole import stays
 from labkit.models.decoder import Decoder
 from labkit.paging.kv_cache import KVCache
 from labkit.scheduling.scheduler import ScheduledStep
 
 Progress = Callable[[str, int, int, str], None]
 Forward = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+#: What a graph reads at fixed addresses: replacing one of these while graphs live would leave them dangling.
+_BAKED_IN = frozenset({"decoder", "kv", "inputs", "_hidden"})
 
 
 @dataclasses.dataclass
@@ -53,17 +59,27 @@ class Runner:
         inputs: the persistent buffers, sized for the largest step.
         max_model_len: longest context, baked into graphs.
         max_hidden_rows: tokens of the largest captured size, the height of the shared output buffer.
+        debug: before each replay, check that everything the graph reads is where it was at capture.
     """
 
     def __init__(
-        self, decoder: Decoder, kv: KVCache, inputs: StepInputs, max_model_len: int, max_hidden_rows: int, scale: float
+        self,
+        decoder: Decoder,
+        kv: KVCache,
+        inputs: StepInputs,
+        max_model_len: int,
+        max_hidden_rows: int,
+        scale: float,
+        debug: bool = False,
     ) -> None:
-        self.decoder, self.kv, self.inputs = decoder, kv, inputs
+        self.decoder, self.kv, self.inputs, self.debug = decoder, kv, inputs, debug
         self.max_model_len, self.scale, self.device = max_model_len, scale, inputs.device
         self.backend: AttentionBackend
         self.dispatcher: GraphDispatcher
         self.capturer = GraphCapturer(self.device)
         self.model_forward: Forward = decoder.forward
+        self._whole: Callable[[], Forward] | None = None
+        self._workspaces: list[tuple[str, weakref.ref[torch.Tensor]]] = []
         self._key: tuple[object, ...] = ()
         self._graphs: dict[tuple[tuple[object, ...], GraphKey], CapturedGraph] = {}
         self.max_hidden_rows = max_hidden_rows
@@ -74,6 +90,15 @@ class Runner:
         if self.device.type == "cuda":
             self._events = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _BAKED_IN and self.__dict__.get("_graphs"):
+            raise CaptureError(
+                f"replacing {name.strip('_')} of a runner",
+                f"{len(self._graphs)} captured graphs read it at its address",
+                "Copy into it, or call drop_graphs() first; LLM.reconfigure does what is needed.",
+            )
+        super().__setattr__(name, value)
+
     # --- what runs -------------------------------------------------------------------------------------------------
 
     def use(
@@ -82,41 +107,54 @@ class Runner:
         key: tuple[object, ...],
         dispatcher: GraphDispatcher,
         forward: Forward | None = None,
+        whole: Callable[[], Forward] | None = None,
     ) -> None:
         """Switch backend, dispatcher and forward pass. `key` names everything about them that a graph bakes in.
 
-        `forward(token_ids, positions)` is a compiled pass; None takes the model's own.
+        `forward(token_ids, positions)` is a compiled pass; None takes the model's own. `whole`, where given, makes the
+        pass that torch.compile turns into a FULL graph by itself, a fresh one for each size.
         """
         self.backend, self._key, self.dispatcher = backend, key, dispatcher
-        self.model_forward = forward or self.decoder.forward
+        self.model_forward, self._whole = forward or self.decoder.forward, whole
 
     def missing_graphs(self) -> list[GraphKey]:
         """Graphs that the dispatcher may ask for and that are not captured yet, in capture order."""
         return [key for key in self.dispatcher.capture_order() if (self._key, key) not in self._graphs]
 
-    def capture_missing(self, progress: Progress | None = None) -> list[CaptureRecord]:
-        """Capture what is missing. On failure nothing of this call is kept, and the engine can run without graphs.
+    def capture_missing(
+        self, progress: Progress | None = None, only: Sequence[GraphKey] | None = None
+    ) -> list[CaptureRecord]:
+        """Capture what is missing, or of that `only` some. After a failure, graphs of a kind that was complete stay.
 
         Raises:
-            CaptureError: with the size, the cause and the knob.
+            CaptureError: with the kind, the size, the cause and the knob.
+            CompileError: the pass that torch.compile should have captured could not be compiled.
         """
-        todo, records, made = self.missing_graphs(), [], []
+        todo = [key for key in self.missing_graphs() if only is None or key in only]
+        records: list[CaptureRecord] = []
         if not todo:
             return []
+        key = todo[0]
         try:
             with self.capturer.session(), torch.inference_mode():
                 for done, key in enumerate(todo):
                     if progress:
                         progress("capturing", done, len(todo), f"{key.mode} size {key.size}")
-                    graph = self._capture(key)
+                    with explained(key.mode, key.size):
+                        graph = self._capture(key)
                     self._graphs[self._key, key] = graph
-                    made.append(key)
                     records.append(graph.record)
-        except CaptureError:
-            for key in made:
-                del self._graphs[self._key, key]
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()
+                    self.kv.locked = True
+                    self._remember_workspaces()
+            self.check_workspaces()
+        except LabkitError as error:
+            if isinstance(error, CaptureError):
+                error.mode = error.mode or key.mode
+            for made in todo:
+                if made.mode == key.mode:
+                    self._graphs.pop((self._key, made), None)
+            if not self._graphs:
+                self.drop_graphs()
             raise
         if progress:
             progress("capturing", len(todo), len(todo), "done")
@@ -127,9 +165,77 @@ class Runner:
         found = (self._graphs.get((self._key, key)) for key in self.dispatcher.capture_order())
         return [graph.record for graph in found if graph is not None]
 
+    @property
+    def graph_mib(self) -> float:
+        """Device memory that recording took, of all graphs that are kept, in MiB."""
+        return sum(graph.record.mib for graph in self._graphs.values())
+
     def drop_graphs(self) -> None:
         """Forget every capture (their addresses are about to change)."""
         self._graphs.clear()
+        self._workspaces.clear()
+        self.kv.locked = False
+        if not self.capturer.emulated:
+            self.capturer = GraphCapturer(self.device)  # a pool whose graphs are all gone cannot be filled again
+
+    # --- where graphs read -----------------------------------------------------------------------------------------
+
+    def _addresses(self, view: StepView, mode: str) -> dict[str, int]:
+        """Where everything lies that a graph of this shape reads; between pieces attention reads the step's own."""
+        metadata = view.metadata
+        inputs = {
+            "token_ids": view.token_ids, "positions": view.positions, "slot_mapping": metadata.slot_mapping,
+        }  # fmt: skip
+        if mode == "FULL":
+            inputs |= {
+                "query_start_loc": metadata.query_start_loc, "seq_lens": metadata.seq_lens,
+                "block_table": metadata.block_table,
+            }  # fmt: skip
+        found = {name: tensor.data_ptr() for name, tensor in inputs.items()}
+        for layer, (keys, values) in enumerate(zip(self.kv.key_caches, self.kv.value_caches, strict=True)):
+            found[f"key cache of layer {layer}"] = keys.data_ptr()
+            found[f"value cache of layer {layer}"] = values.data_ptr()
+        return found | self._weights()
+
+    def _weights(self) -> dict[str, int]:
+        return {f"weight {name}": tensor.data_ptr() for name, tensor in self.decoder.tensors().items()}
+
+    def moved_weights(self) -> list[str]:
+        """Weights that graphs read and that were replaced since, instead of written to."""
+        now = self._weights()
+        return sorted(
+            {name for graph in self._graphs.values() for name, where in now.items() if graph.addresses[name] != where}
+        )
+
+    def _check_addresses(self, graph: CapturedGraph, view: StepView) -> None:
+        now = self._addresses(view, graph.record.mode)
+        moved = [name for name, where in graph.addresses.items() if now.get(name) != where]
+        if moved:
+            raise CaptureError(
+                f"a replay of mode {graph.record.mode}, size {graph.record.size}",
+                f"{moved[0]} is not where it was at capture"
+                + (f", nor are {len(moved) - 1} more" if len(moved) > 1 else ""),
+                "Copy into what a graph reads instead of replacing it, or capture again with LLM.reconfigure.",
+                graph.record.mode,
+            )
+        self.check_workspaces()
+
+    def _remember_workspaces(self) -> None:
+        """The tensors that the backend keeps: a graph may read them, so their memory must stay."""
+        known = {id(ref()) for _, ref in self._workspaces}
+        for name, value in vars(self.backend).items():
+            if isinstance(value, torch.Tensor) and id(value) not in known:
+                self._workspaces.append((f"{type(self.backend).__name__}.{name}", weakref.ref(value)))
+
+    def check_workspaces(self) -> None:
+        """Raise CaptureError when memory that graphs may read was given back by an attention backend."""
+        gone = [name for name, ref in self._workspaces if ref() is None]
+        if gone:
+            raise CaptureError(
+                f"replacing {gone[0]}",
+                "captured graphs read it, and its memory was given back",
+                "Size the buffer before the first capture, or keep the old one as long as the graphs.",
+            )
 
     def dummy_run(self, num_tokens: int, num_reqs: int) -> torch.Tensor:
         """An eager step in the worst shape that writes nothing; returns logits `[num_reqs, vocab]`. For profiling."""
@@ -141,16 +247,30 @@ class Runner:
         return self.decoder.compute_logits(hidden[:num_reqs])
 
     def _capture(self, key: GraphKey) -> CapturedGraph:
-        if key.mode == "PIECEWISE":
-            return self._capture_segments(key)
+        graph, view = self._capture_segments(key) if key.mode == "PIECEWISE" else self._capture_full(key)
+        graph.addresses = self._addresses(view, key.mode)
+        return graph
+
+    def _capture_full(self, key: GraphKey) -> tuple[CapturedGraph, StepView]:
         max_query_len = key.size // key.num_reqs if key.uniform else key.size
         view = self.inputs.fill_dummy(key.size, key.num_reqs, max_query_len, self.max_model_len)
         self.backend.prepare(view.metadata)
         # A graph must not see this call's metadata object change under it: it closes over its own copy.
         metadata = dataclasses.replace(view.metadata)
-        return self.capturer.capture(key.mode, key.size, lambda: self._forward(view, metadata), self._hidden)
+        if self._whole is None:
+            return self.capturer.capture(key.mode, key.size, lambda: self._forward(view, metadata), self._hidden), view
+        self._forward(view, metadata)  # what a kernel allocates once must not end up in torch's own graph memory
+        whole, context = self._whole(), self._context(metadata)
+        stays(view.token_ids)
+        stays(view.positions)
 
-    def _capture_segments(self, key: GraphKey) -> CapturedGraph:
+        def forward() -> torch.Tensor:
+            with forward_context(context):
+                return whole(view.token_ids, view.positions)
+
+        return self.capturer.capture_compiled(key.mode, key.size, forward, self._hidden), view
+
+    def _capture_segments(self, key: GraphKey) -> tuple[CapturedGraph, StepView]:
         """Attention stays outside: only token ids, positions and slots are baked in, at addresses that depend on the
         number of tokens alone, so one capture serves any number of requests.
         """
@@ -165,9 +285,10 @@ class Runner:
                 return self.model_forward(view.token_ids, view.positions)
             return self._forward(view, metadata, break_at)
 
-        return self.capturer.capture_segments(
+        graph = self.capturer.capture_segments(
             key.size, lambda: self._forward(view, metadata), forward, attend, self._hidden
         )
+        return graph, view
 
     def _forward(self, view: StepView, metadata: AttentionMetadata, break_at: BreakAt | None = None) -> torch.Tensor:
         with forward_context(self._context(metadata, break_at)):
@@ -198,6 +319,8 @@ class Runner:
             metadata.for_graph = True
             metadata.max_query_len = key.size // key.num_reqs if key.uniform else key.size
             metadata.max_seq_len = self.max_model_len
+        if self.debug and graph is not None:
+            self._check_addresses(graph, view)
         self.backend.prepare(metadata)
         t3 = clock()
         if self._events:

@@ -10,14 +10,17 @@ import contextlib
 import dataclasses
 import functools
 import gc
+import os
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
 
 from labkit.engine.report import CaptureRecord
-from labkit.errors import CaptureError
+from labkit.errors import CaptureError, CompileError, LabkitError
+from labkit.graphs.graph_nodes import kernel_nodes
 
 #: (layer, query, output): called in place of attention, or to run it.
 BreakAt = Callable[[int, torch.Tensor, torch.Tensor], None]
@@ -25,12 +28,16 @@ BreakAt = Callable[[int, torch.Tensor, torch.Tensor], None]
 
 @dataclasses.dataclass
 class CapturedGraph:
-    """A forward pass that one call replays. `output` is its static result; the next replay overwrites it."""
+    """A forward pass that one call replays. `output` is its static result; the next replay overwrites it.
+
+    addresses: where what the graph reads lay when it was captured, by name; filled by who captures, and for checks.
+    """
 
     replay: Callable[[], None]
     output: torch.Tensor
     record: CaptureRecord
     emulated: bool
+    addresses: dict[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def num_graphs(self) -> int:
@@ -90,14 +97,61 @@ class GraphCapturer:
         begin = time.perf_counter()
         static = output[:size]
         if self.emulated:
-            graph = self._emulate(forward, static)
-            mib = 0.0
-        else:
-            before = torch.cuda.memory_reserved(self.device)
-            graph = self._record(mode, size, forward, static)
-            mib = (torch.cuda.memory_reserved(self.device) - before) / 2**20
+            return self._emulated(mode, size, begin, forward, static)
+        with explained(mode, size):
+            self._warm(forward, static)
+            torch.cuda.empty_cache()  # `torch.cuda.graph` does it, and would seem to make the graph cheaper
+            before = self._used()
+            graph, kernels = once_more(lambda: self._record(forward, static))
+            mib = (self._used() - before) / 2**20
+        record = CaptureRecord(mode, size, (time.perf_counter() - begin) * 1e3, mib, 1, kernels)
+        return CapturedGraph(graph.replay, static, record, self.emulated)
+
+    def capture_compiled(
+        self, mode: str, size: int, forward: Callable[[], torch.Tensor], output: torch.Tensor
+    ) -> CapturedGraph:
+        """Keep a pass that torch.compile turns into a graph by itself: its first call compiles, its second records.
+
+        Raises:
+            CaptureError: called outside a session, or the compiler made no graph of it.
+            CompileError: it could not be compiled.
+        """
+        from torch._dynamo.exc import TorchDynamoException
+        from torch._dynamo.utils import counters
+
+        self._check_open(mode, size)
+        begin = time.perf_counter()
+        static, skipped = output[:size], counters["inductor"]["cudagraph_skips"]
+        before = 0 if self.emulated else self._used()
+
+        def replay() -> None:
+            torch.compiler.cudagraph_mark_step_begin()
+            static.copy_(forward())
+
+        try:
+            with explained(mode, size):
+                for _ in range(1 if self.emulated else 3):
+                    replay()
+                if not self.emulated:
+                    torch.cuda.current_stream(self.device).synchronize()
+        except CaptureError as error:
+            if not isinstance(error.__cause__, TorchDynamoException):
+                raise
+            raise CompileError(
+                f"the whole forward pass at size {size}",
+                f"torch.compile failed: {_first_line(error.__cause__)}",
+                "Set compilation_mode to NONE to run without it.",
+            ) from error.__cause__
+        if counters["inductor"]["cudagraph_skips"] > skipped:
+            raise CaptureError(
+                f"capture of mode {mode}, size {size}",
+                "torch.compile made no graph of the pass",
+                "TORCH_LOGS=perf_hints says why. Set compilation_mode to VLLM_COMPILE or NONE.",
+                mode,
+            )
+        mib = 0.0 if self.emulated else (self._used() - before) / 2**20
         record = CaptureRecord(mode, size, (time.perf_counter() - begin) * 1e3, mib)
-        return CapturedGraph(graph, static, record, self.emulated)
+        return CapturedGraph(replay, static, record, self.emulated)
 
     def capture_segments(
         self,
@@ -132,30 +186,35 @@ class GraphCapturer:
                 counted.append(layer)
 
             forward(count)
-            replay, mib, graphs = self._emulate(lambda: forward(None), static), 0.0, len(counted) + 1
-        else:
-            before = torch.cuda.memory_reserved(self.device)
-            with self._explained("PIECEWISE", size):
-                self._warm(warm_up, static)
-                segments, calls = self._record_segments(forward, attend, static)
-            mib, graphs = (torch.cuda.memory_reserved(self.device) - before) / 2**20, len(segments)
-            replay = _in_turn(segments, calls)
-        record = CaptureRecord("PIECEWISE", size, (time.perf_counter() - begin) * 1e3, mib, graphs)
-        return CapturedGraph(replay, static, record, self.emulated)
+            return self._emulated("PIECEWISE", size, begin, lambda: forward(None), static, len(counted) + 1)
+        with explained("PIECEWISE", size):
+            self._warm(warm_up, static)
+            before = self._used()
+            segments, calls, kernels = once_more(lambda: self._record_segments(forward, attend, static))
+            mib = (self._used() - before) / 2**20
+        ms = (time.perf_counter() - begin) * 1e3
+        record = CaptureRecord("PIECEWISE", size, ms, mib, len(segments), kernels)
+        return CapturedGraph(_in_turn(segments, calls), static, record, self.emulated)
 
     def _record_segments(
         self, forward: Callable[[BreakAt | None], torch.Tensor], attend: BreakAt, static: torch.Tensor
-    ) -> tuple[list[torch.cuda.CUDAGraph], list[Callable[[], None]]]:
+    ) -> tuple[list[torch.cuda.CUDAGraph], list[Callable[[], None]], int | None]:
         assert self._stream is not None
         graphs: list[torch.cuda.CUDAGraph] = []
         breaks: list[tuple[int, torch.Tensor, torch.Tensor]] = []
+        kernels: list[int | None] = []
+        stream = self._stream.cuda_stream
 
         def begin() -> None:
             graphs.append(torch.cuda.CUDAGraph())
             graphs[-1].capture_begin(pool=self._pool, capture_error_mode="thread_local")
 
-        def break_at(layer: int, query: torch.Tensor, out: torch.Tensor) -> None:
+        def end() -> None:
+            kernels.append(kernel_nodes(stream))
             graphs[-1].capture_end()
+
+        def break_at(layer: int, query: torch.Tensor, out: torch.Tensor) -> None:
+            end()
             breaks.append((layer, query, out))
             begin()
 
@@ -163,35 +222,45 @@ class GraphCapturer:
             begin()
             try:
                 static.copy_(forward(break_at))
+                end()
             except BaseException:
                 with contextlib.suppress(RuntimeError):  # the capture is broken already; the first error counts
                     graphs[-1].capture_end()
                 raise
-            graphs[-1].capture_end()
         # Held by address only: the pool may then give their memory to the next size, which never runs at the same time.
         calls: list[Callable[[], None]] = [
             functools.partial(attend, layer, borrow(query), borrow(out)) for layer, query, out in breaks
         ]
-        return graphs, calls
+        return graphs, calls, _sum(kernels)
 
-    @staticmethod
-    def _emulate(forward: Callable[[], torch.Tensor], static: torch.Tensor) -> Callable[[], None]:
+    def _emulated(
+        self,
+        mode: str,
+        size: int,
+        begin: float,
+        forward: Callable[[], torch.Tensor],
+        static: torch.Tensor,
+        graphs: int = 1,
+    ) -> CapturedGraph:
         def replay() -> None:
             static.copy_(forward())
 
-        return replay
+        record = CaptureRecord(mode, size, (time.perf_counter() - begin) * 1e3, 0.0, graphs)
+        return CapturedGraph(replay, static, record, emulated=True)
 
     def _record(
-        self, mode: str, size: int, forward: Callable[[], torch.Tensor], static: torch.Tensor
-    ) -> Callable[[], None]:
-        graph = torch.cuda.CUDAGraph()
+        self, forward: Callable[[], torch.Tensor], static: torch.Tensor
+    ) -> tuple[torch.cuda.CUDAGraph, int | None]:
         assert self._stream is not None
-        with self._explained(mode, size):
-            self._warm(forward, static)
+        graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.device)
+        try:
             # thread_local: another thread of the notebook may launch or allocate meanwhile.
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 static.copy_(forward())
-        return graph.replay
+                kernels = kernel_nodes(self._stream.cuda_stream)
+        finally:
+            torch.cuda.set_stream(current)  # a broken capture would leave the capture stream the current one
+        return graph, kernels
 
     def _warm(self, forward: Callable[[], torch.Tensor], static: torch.Tensor) -> None:
         """Run once on the capture stream: kernels are compiled and loaded at first launch, illegal inside a capture."""
@@ -201,32 +270,81 @@ class GraphCapturer:
             static.copy_(forward())
         self._stream.synchronize()
 
+    def _used(self) -> int:
+        """Bytes of the device in use, by the driver's own count: a graph takes memory that no allocator sees."""
+        free, total = torch.cuda.mem_get_info(self.device)
+        return total - free
+
     def _check_open(self, mode: str, size: int) -> None:
         if not self._open:
             raise CaptureError(
                 f"capture of mode {mode}, size {size}",
                 "capturing is closed after start-up, since it would stall a running engine",
                 "Use LLM.reconfigure(cudagraph_capture_sizes=…), which opens it.",
+                mode,
             )
 
-    @staticmethod
-    @contextlib.contextmanager
-    def _explained(mode: str, size: int) -> Iterator[None]:
-        """Turn what CUDA says into a sentence that names the knob."""
-        try:
-            yield
-        except torch.cuda.OutOfMemoryError as error:
-            raise CaptureError(
-                f"capture of mode {mode}, size {size}",
-                f"the GPU ran out of memory ({_first_line(error)})",
-                "Lower gpu_memory_utilization or max_cudagraph_capture_size, or set cudagraph_mode to NONE.",
-            ) from error
-        except RuntimeError as error:
-            raise CaptureError(
-                f"capture of mode {mode}, size {size}",
-                f"an operation is not allowed in a graph ({_first_line(error)})",
-                "Set cudagraph_mode to NONE to run without graphs.",
-            ) from error
+
+_Made = TypeVar("_Made")
+
+
+def once_more(record: Callable[[], _Made]) -> _Made:
+    """`record()`, and again when somebody else broke the capture: a synchronization in another thread does that."""
+    try:
+        return record()
+    except RuntimeError as error:
+        if not _broken_from_outside(error):
+            raise
+    return record()
+
+
+@contextlib.contextmanager
+def explained(mode: str, size: int) -> Iterator[None]:
+    """Turn what CUDA says into a sentence that names the operation, where one is known, and the knob."""
+    what = f"capture of mode {mode}, size {size}"
+    try:
+        yield
+    except LabkitError:
+        raise
+    except RuntimeError as error:
+        first, out_of_memory = _first_cause(error), False
+        if isinstance(first, torch.cuda.OutOfMemoryError):
+            out_of_memory, why = True, "the GPU ran out of memory"
+            try_ = "Lower gpu_memory_utilization or max_cudagraph_capture_size, or set cudagraph_mode to NONE."
+        elif _broken_from_outside(error):
+            why, try_ = "something outside broke it twice", "Let no other cell or thread use the GPU meanwhile."
+        else:
+            why, try_ = "an operation is not allowed in a graph", "Set cudagraph_mode to NONE to run without graphs."
+        place = "" if out_of_memory else _place(first)
+        raise CaptureError(what, f"{why} ({_first_line(first)}{place})", try_, mode, out_of_memory) from error
+
+
+def _broken_from_outside(error: BaseException) -> bool:
+    """Whether the first thing this thread saw was cudaErrorStreamCaptureInvalidated, a capture that was broken already.
+
+    An operation of its own that a capture forbids gives another error, at that operation.
+    """
+    words = str(_first_cause(error)).lower()
+    return "previous error during capture" in words or "captureinvalidated" in words
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """What went wrong first: ending a broken capture raises again, and hides it."""
+    while isinstance(error.__context__, RuntimeError):
+        error = error.__context__
+    return error
+
+
+def _place(error: BaseException) -> str:
+    """The line of Python that an error came from, as " at file.py:12: code"; torch's own lines are skipped."""
+    inside = os.path.dirname(torch.__file__)
+    lines = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(inside) and f.line]
+    return f", at {os.path.basename(lines[-1].filename)}:{lines[-1].lineno}: {lines[-1].line}" if lines else ""
+
+
+def _sum(counts: Sequence[int | None]) -> int | None:
+    known = [n for n in counts if n is not None]
+    return sum(known) if len(known) == len(counts) else None
 
 
 def borrow(tensor: torch.Tensor) -> torch.Tensor:

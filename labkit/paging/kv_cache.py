@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import torch
 
 from labkit.config import ModelConfig
-from labkit.errors import ConfigError
+from labkit.errors import CaptureError, ConfigError
 
 #: On a CPU there is no device memory to take a share of: the cache gets this many bytes at most.
 CPU_KV_BYTES = 1 << 30
@@ -23,13 +24,25 @@ class KVCache:
 
     Block 0 is the null block: padded table entries point to it and nothing is ever written there. The memory starts at
     zero, because kernels may read (and mask) the unused tail of a page.
+
+    While `locked` (a graph reads it) it cannot be made to point elsewhere.
     """
 
     data: torch.Tensor  # [num_layers, 2, num_blocks, block_size, num_kv_heads, head_size]
+    locked: bool = False
 
     def __post_init__(self) -> None:
         self.key_caches = [layer[0] for layer in self.data]
         self.value_caches = [layer[1] for layer in self.data]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name != "locked" and self.__dict__.get("locked"):
+            raise CaptureError(
+                "another KV cache in the place of this one",
+                "captured graphs read it at its address",
+                "Change its size with LLM.reconfigure, which captures again.",
+            )
+        super().__setattr__(name, value)
 
     @classmethod
     def allocate(
