@@ -82,6 +82,18 @@ def test_modes_without_numpy_says_that_no_recording_was_read(user_env) -> None:
     assert {one["cost"] for one in data["avoid"]} == {"not measured"} and "numpy" in data["notes"][0]
 
 
+def test_c27_sizes_names_decode_batches_without_a_graph(capsys) -> None:
+    """The report behind it: 12 sequences and 1, 2, 4, 8 leave 9 to 12 without a graph, silently."""
+    words = ["sizes", "--max-num-seqs", "12", "--cudagraph-capture-sizes"]
+    (note,) = run(capsys, *words, "1,2,4,8")[1]["notes"]
+    assert "max_num_seqs=12" in note and "up to 12 tokens: those above 8 have no graph" in note
+    assert note in say(capsys, *words, "1,2,4,8")
+    assert run(capsys, *words, "1,2,4,8,12")[1]["notes"] == []
+    for seqs in ("1", "2", "3", "12", "50", "256"):
+        assert run(capsys, "sizes", "--max-num-seqs", seqs)[1]["notes"] == []
+    assert "up to 24 tokens" in run(capsys, *words, "12", "--query-len", "2")[1]["notes"][0]
+
+
 def test_sizes_for_built_in_traffic(capsys) -> None:
     default = default_capture_sizes(256, 8192)
     for name, traffic in TRAFFIC.items():

@@ -123,6 +123,12 @@ def sizes(args: argparse.Namespace, console: Console) -> Answer:
     padding = {str(n): size for n, size in enumerate(padding_table(found)) if n}
     data: dict[str, Any] = {"sizes": found, "padding": padding, "gpu": platform.name or None}
     text = _describe(found)
+    widest = config.max_num_seqs * args.query_len
+    data["notes"] = []
+    if widest > found[-1]:
+        note = f"max_num_seqs={config.max_num_seqs} allows decode batches of up to {widest} tokens: those above "
+        data["notes"].append(f"{note}{found[-1]} have no graph.")
+        text += f"\n{data['notes'][0]}"
     asked, k = getattr(args, "traffic", None), getattr(args, "advise", None)
     if asked is None:
         if k is not None:

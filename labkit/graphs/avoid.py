@@ -169,7 +169,8 @@ def _change(
     if one.rule is not Rule.MIXED_BATCHES:
         need = Tier.UNIFORM_BATCH if query_len > 1 else Tier.UNIFORM_SINGLE_TOKEN_DECODE
     able = None if others is None else tuple(name for name, tier in others.items() if tier >= need)
-    also, instead = "", {}
+    also = ""
+    instead: dict[str, Any] = {}
     if one.rule is Rule.NEVER_CAPTURED and has_cuts:
         also, instead = "ask for PIECEWISE, whose attention runs outside the graph", {"requested": Mode.PIECEWISE}
     elif one.rule is Rule.QUERY_LEN:
