@@ -152,17 +152,18 @@ class TritonAttentionBackend(AttentionBackend):
             return out
         if platform.capability and platform.capability < (8, 0) and spec.dtype == "bfloat16":
             out.append(Reason(f"{platform.sm} has no bfloat16 arithmetic", "set dtype to float16", "dtype", "float16"))
-        limit = shared_memory_limit(platform.capability)
-        itemsize = ITEMSIZE.get(spec.dtype, 4)
-        for rows in (1, MANY_ROWS):
-            if choose_tile(spec.head_size, itemsize, rows, limit, platform.capability) is None:
-                out.append(
-                    Reason(
-                        f"no tile of head size {spec.head_size} in {spec.dtype} fits {limit} bytes of shared memory",
-                        "take TORCH_SDPA",
-                    )
+        limit, itemsize = shared_memory_limit(platform.capability), ITEMSIZE.get(spec.dtype, 4)
+        low, high, _ = cls.capabilities.head_sizes
+        # A head size that the table refuses already is not refused twice.
+        if low <= spec.head_size <= high and any(
+            choose_tile(spec.head_size, itemsize, rows, limit, platform.capability) is None for rows in (1, MANY_ROWS)
+        ):
+            out.append(
+                Reason(
+                    f"no tile of head size {spec.head_size} in {spec.dtype} fits {limit} bytes of shared memory",
+                    "take TORCH_SDPA",
                 )
-                break
+            )
         return out
 
     @classmethod

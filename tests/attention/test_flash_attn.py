@@ -664,6 +664,19 @@ def test_c08_causal_masks_are_aligned_to_the_last_key(
     assert (out[:2].double() - wrong).abs().max() > 0.1, "that would be the first key"
 
 
+def test_a_sink_makes_no_blind_row_see(library: tuple[type[Kernels], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in every backend: exactly 0, and a neutral LSE."""
+    adapter, _ = library
+    if "sinks" in adapter().lacks:
+        return
+    batch, sinks = sample(adapter, [5, 3], [2, 9]), torch.tensor([0.0, 1.0, 2.0, 4.0, 8.0, 16.0])
+    it = backend(monkeypatch, adapter, batch, has_sinks=True)
+    out, lse = run(it, batch, want_lse=True, sinks=sinks)
+    assert_attention_close(batch, out, sinks=sinks)
+    assert (out[:3] == 0).all() and torch.isneginf(lse[:3]).all()
+    torch.testing.assert_close(lse[3:].double(), dense_attention(batch, sinks=sinks)[1][3:], atol=1e-4, rtol=0)
+
+
 @pytest.mark.parametrize("window", [1, 5, 16, 1000])
 def test_a_window_keeps_that_many_keys(
     library: tuple[type[Kernels], Any], monkeypatch: pytest.MonkeyPatch, window: int

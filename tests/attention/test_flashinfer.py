@@ -20,6 +20,8 @@ from labkit.attention.kernels import pages
 from labkit.attention.registry import platform_for_gpu
 from labkit.errors import BackendError
 from tests.attention import fake_flashinfer as fake
+from tests.parity import SMALL as PARITY
+from tests.parity import Case, Contender, check_case, prove_tier
 from tests.reference import PagedBatch, assert_attention_close, dense_attention, random_batch
 
 CPU = torch.device("cpu")
@@ -565,3 +567,12 @@ def test_the_bare_call_is_planned_once_and_survives_other_steps(library: str) ->
 
 def test_a_platform_is_all_the_rules_need() -> None:
     assert FlashInferBackend.why_not(SPEC, Platform("cuda", (9, 0))) == []
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+def test_the_suites_cases_and_its_proof_of_the_tier(library: str, layout: str) -> None:
+    """Graphs made in inference mode and prepared outside it are among what it tries."""
+    contender = Contender("FLASHINFER over a stand-in", "FAKE", backend=OnCPU)
+    case = Case((4, 2, 64), "float32", 16, window=7, layout=layout, fused=True, lse=layout == "HND")
+    assert check_case(contender, case, CPU, PARITY).kind == "ran"
+    assert prove_tier(contender, case, CPU, PARITY).kind == "ran"

@@ -308,6 +308,14 @@ def test_c22_what_takes_float32_and_what_is_told_about_bfloat16(name: str, gpu: 
         assert not reasons
 
 
+@pytest.mark.parametrize("name", registry.BACKENDS)
+def test_c12_heads_that_do_not_divide_are_refused_by_all_and_once(name: str) -> None:
+    spec, hopper = AttentionSpec(6, 4, 64, "bfloat16", 256), registry.platform_for_gpu("H200")
+    assert [str(r) for r in registry.load(name).why_not(spec, hopper) if "no multiple of 4 KV heads" in str(r)] == [
+        "6 query heads are no multiple of 4 KV heads; every KV head must serve the same number of query heads"
+    ]
+
+
 #: Page sizes each backend takes on an H200 with everything installed, of those in case C23.
 TAKES = {
     "FLASH_ATTN": {16, 32, 48, 64, 256, 768},
