@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,8 +25,11 @@ def next_token(prompt: Sequence[int], position: int, vocab_size: int) -> int:
 
 
 @contextlib.contextmanager
-def teaching(llm: LLM, seen: dict[tuple[str, int], torch.Tensor]) -> Iterator[None]:
-    """While inside, `llm` samples what `next_token` says; `seen[request_id, n]` is the logits row of output n."""
+def teaching(
+    llm: LLM, seen: dict[tuple[str, int], torch.Tensor], told: Mapping[tuple[int, ...], Sequence[int]] | None = None
+) -> Iterator[None]:
+    """While inside, `llm` samples what `next_token` says, or what `told` has for a prompt; `seen[request_id, n]` is the
+    logits row of output n."""
     sampler = llm.engine.sampler
     original = sampler.sample
 
@@ -36,7 +39,9 @@ def teaching(llm: LLM, seen: dict[tuple[str, int], torch.Tensor]) -> Iterator[No
             n = len(request.output_token_ids)
             assert (request.request_id, n) not in seen, "a position was sampled twice"
             seen[request.request_id, n] = logits[row].float().cpu()
-            forced[row, next_token(request.prompt_token_ids, n, logits.shape[1])] = 1.0
+            prompt = request.prompt_token_ids
+            token = next_token(prompt, n, logits.shape[1]) if told is None else told[tuple(prompt)][n]
+            forced[row, token] = 1.0
         return original(forced, requests)
 
     sampler.sample = sample  # type: ignore[method-assign]
@@ -47,17 +52,23 @@ def teaching(llm: LLM, seen: dict[tuple[str, int], torch.Tensor]) -> Iterator[No
 
 
 def teach(
-    llm: LLM, prompts: Sequence[Sequence[int]], num_tokens: int | Sequence[int], stagger: int = 0
+    llm: LLM,
+    prompts: Sequence[Sequence[int]],
+    num_tokens: int | Sequence[int],
+    stagger: int = 0,
+    answers: Sequence[Sequence[int]] | None = None,
 ) -> tuple[Logits, list[StepReport]]:
     """Run all prompts together and return logits by (prompt index, output position), and the reports.
 
-    stagger: steps between one request's arrival and the next, to mix prefills with decodes.
+    stagger: steps between one request's arrival and the next, to mix prefills with decodes. answers: what everybody is
+    told, one for each prompt, in place of `next_token`.
     """
     counts = [num_tokens] * len(prompts) if isinstance(num_tokens, int) else list(num_tokens)
     seen: dict[tuple[str, int], torch.Tensor] = {}
     reports: list[StepReport] = []
     ids: list[str] = []
-    with teaching(llm, seen):
+    told = None if answers is None else {tuple(p): answer for p, answer in zip(prompts, answers, strict=True)}
+    with teaching(llm, seen, told):
         for prompt, count in zip(prompts, counts, strict=True):
             ids.append(llm.add_request(list(prompt), SamplingParams(max_tokens=count, ignore_eos=True)))
             for _ in range(stagger):
