@@ -13,6 +13,7 @@ import pytest
 
 from labkit import bench
 from labkit.attention.interface import AttentionCGSupport as Tier
+from labkit.attention.interface import VersionAnswer
 from labkit.attention.registry import platform_for_gpu
 from labkit.bench import suites
 from labkit.bench.attention import MIXED, AttentionShape, _Case, bench_attention
@@ -40,6 +41,7 @@ class FakeLLM:
     made: list[FakeLLM] = []
     tier = Tier.ALWAYS
     cannot: tuple[str, ...] = ()
+    versions: tuple[VersionAnswer, ...] = ()
 
     def __init__(self, model=None, config=None, progress=None, **changes) -> None:
         self.config = (config or EngineConfig()).replace(**changes)
@@ -52,8 +54,13 @@ class FakeLLM:
         self.device = SimpleNamespace(type="cpu")
         self.emulated_graphs = False
         self.calls: list[tuple] = []
-        self.live, self.kv, self.steps, self.closed = 0, 0, 0, False
+        self.live, self.kv, self.steps, self.chunk, self.closed = 0, 0, 0, 0, False
         FakeLLM.made.append(self)
+
+    @property
+    def speed(self) -> float:
+        """Compiled code is twice as fast here."""
+        return 1.0 if self.config.compilation_mode in (None, "NONE") else 2.0
 
     @property
     def cudagraph_mode(self) -> CUDAGraphMode:
@@ -71,7 +78,8 @@ class FakeLLM:
 
     @property
     def selection(self):
-        return SimpleNamespace(selected=self.config.attention_backend or "TORCH_SDPA")
+        name = self.config.attention_backend or "TORCH_SDPA"
+        return SimpleNamespace(selected=name, candidate=lambda name: SimpleNamespace(versions=self.versions))
 
     @property
     def capture_records(self) -> list[CaptureRecord]:
@@ -87,7 +95,7 @@ class FakeLLM:
         return [f"requested: {self.config.cudagraph_mode.name}", "it cannot be captured"]
 
     def reconfigure(self, **changes) -> None:
-        if changes.get("attention_backend") in self.cannot:
+        if {changes.get("attention_backend"), changes.get("compilation_mode")} & set(self.cannot):
             raise BackendError("attention_backend", "there is no such kernel here")
         self.calls.append(("reconfigure", {k: getattr(v, "name", v) for k, v in changes.items()}))
         self.config = self.config.replace(**changes)
@@ -100,15 +108,22 @@ class FakeLLM:
         self.calls.append(("prime", batch, context, max_tokens))
         self.live, self.kv, self.left = batch, context, max_tokens
 
+    def add_request(self, prompt: list[int], params) -> None:
+        assert params.max_tokens == 1, "a chunk is gone after its step"
+        self.calls.append(("chunk", tuple(prompt)))
+        self.chunk = len(prompt)
+
     def step(self) -> StepReport:
         assert self.live and self.left > 0, "a step without requests"
         self.kv, self.left, self.steps = self.kv + 1, self.left - 1, self.steps + 1
-        size = pad_to(self.live, self.capture_sizes)
-        mode = "NONE" if size is None else self.cudagraph_mode.decode_mode().name
-        ms = (8.0 if mode == "NONE" else 1.5) + self.steps * 1e-3
+        tokens, reqs, mode = self.live + self.chunk, self.live + bool(self.chunk), self.cudagraph_mode
+        runs = mode.mixed_mode() if self.chunk else mode.decode_mode()
+        size = None if runs is CUDAGraphMode.NONE else pad_to(tokens, self.capture_sizes)
+        mode, self.chunk = "NONE" if size is None else runs.name, 0
+        ms = ({"NONE": 8.0, "PIECEWISE": 3.0, "FULL": 1.5}[mode] + self.steps * 1e-3) / self.speed
         self.calls.append(("step", mode, self.kv))
         return StepReport(
-            self.steps, mode, size or self.live, self.live, self.live, (size or self.live) - self.live, 1, self.kv,
+            self.steps, mode, size or tokens, tokens, reqs, (size or tokens) - tokens, 1, self.kv,
             self.selection.selected, ms, {"schedule": 100.0, "launch": ms * 500, "sample": 200.0}, device_us=700.0,
             graph_launches=int(mode != "NONE"),
         )  # fmt: skip
@@ -139,6 +154,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeLLM]:
     yard = bench.Yardsticks(cost, 4000.0)
     monkeypatch.setattr("labkit.bench.steps.measure_yardsticks", lambda llm, progress=None: yard)
     monkeypatch.setattr("labkit.bench.suites.measure_yardsticks", lambda llm, progress=None: yard)
+    monkeypatch.setattr("labkit.bench.forms.measure_yardsticks", lambda llm, progress=None: yard)
     return FakeLLM
 
 

@@ -1,18 +1,21 @@
 """Benchmarks on the real engine: a step, an attention kernel, a recording. Refuses to print and to parse arguments.
 
-`steps` measures `LLM.step()`, `attention` one backend's kernels alone, `imports` the import of the
-package; `suites` records what the package ships.
+`steps` measures `LLM.step()`, `forms` the same step compiled, in graphs and both, `attention` one backend's kernels
+alone, `imports` the import of the package; `suites` records what the package ships.
 Nothing here imports torch before something is measured.
 """
 
 from labkit.bench.attention import AttentionOptions, AttentionShape, bench_attention, bench_attentions
+from labkit.bench.forms import COMPILE_TABLE, Form, FormResult, bench_forms, mode_forms
 from labkit.bench.imports import ImportRow, bench_import
 from labkit.bench.steps import (
+    Budget,
     Comparison,
     Yardsticks,
     bench,
     bench_modes,
     bench_step,
+    budget,
     compare,
     comparisons,
     make_row,
@@ -22,7 +25,8 @@ from labkit.bench.steps import (
 from labkit.bench.suites import SUITES, Suite, record, record_attention
 
 __all__ = [
-    "SUITES", "AttentionOptions", "AttentionShape", "Comparison", "ImportRow", "Suite", "Yardsticks", "bench",
-    "bench_attention", "bench_attentions", "bench_import", "bench_modes", "bench_step", "compare", "comparisons",
-    "make_row", "measure_steps", "measure_yardsticks", "record", "record_attention",
+    "COMPILE_TABLE", "SUITES", "AttentionOptions", "AttentionShape", "Budget", "Comparison", "Form", "FormResult",
+    "ImportRow", "Suite", "Yardsticks", "bench", "bench_attention", "bench_attentions", "bench_forms", "bench_import",
+    "bench_modes", "bench_step", "budget", "compare", "comparisons", "make_row", "measure_steps", "measure_yardsticks",
+    "mode_forms", "record", "record_attention",
 ]  # fmt: skip

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit.config import CUDAGraphMode, EngineConfig
+from labkit.config import CUDAGraphMode, EngineConfig, SamplingParams
 from labkit.engine.report import StepReport
 from labkit.errors import ConfigError, LabkitError
 from labkit.graphs.sizes import default_capture_sizes, pad_to
@@ -103,14 +103,20 @@ def measure_steps(
     progress: Progress = _quiet,
     should_stop: ShouldStop | None = None,
     count: bool = True,
+    chunk: int = 0,
+    before_measuring: Callable[[], None] | None = None,
 ) -> tuple[list[StepReport], LaunchCount]:
     """Decode steps of `batch` requests, the first with `context` tokens of KV each, and the launches of one more.
 
     The warm-up runs before `context` is reached (where it is long enough) and is not among the reports. Fewer than
     `steps` reports come back only when `should_stop` said yes.
 
+    Args:
+        chunk: makes every step a mixed one: beside the decodes it runs a new prompt of that many tokens, whole.
+        before_measuring: called once between the warm-up and the first measured step.
+
     Raises:
-        ConfigError: batch or context does not fit the engine's limits.
+        ConfigError: batch, context or chunk does not fit the engine's limits.
     """
     before = min(warmup, context - 1)
     longest, widest = llm.config.max_model_len or 0, llm.config.max_num_seqs
@@ -125,6 +131,27 @@ def measure_steps(
         raise ConfigError(
             f"batch={batch}", f"must lie in 1…max_num_seqs={widest}", "Lower batch or raise max_num_seqs."
         )
+    if chunk:
+        _check_chunk(llm, batch, chunk)
+    prompts = itertools.count()
+    num_reqs = batch + bool(chunk)
+
+    def step() -> StepReport:
+        report = llm.step()
+        if (report.num_reqs, report.num_tokens) != (num_reqs, batch + chunk):
+            raise LabkitError(
+                f"a step of {num_reqs} requests" + (f" and {batch + chunk} tokens" if chunk else ""),
+                f"only {report.num_reqs} of them ran" + (f", with {report.num_tokens} tokens" if chunk else "")
+                + ", so the KV cache is too small for all",
+                "Raise gpu_memory_utilization or num_gpu_blocks_override, or lower batch or context.",
+            )  # fmt: skip
+        return report
+
+    def add_chunk() -> None:
+        if chunk:
+            first, vocab = next(prompts), llm.model_config.vocab_size
+            llm.add_request([(first * 7919 + i * 31) % vocab for i in range(chunk)], SamplingParams(max_tokens=1))
+
     reports: list[StepReport] = []
     counted = LaunchCount(None, reason="not counted")
     llm.reset()
@@ -133,21 +160,33 @@ def measure_steps(
         for i in range(warmup + steps):
             if should_stop is not None and should_stop():
                 return reports, counted
-            report = llm.step()
-            if report.num_reqs != batch:
-                raise LabkitError(
-                    f"a step of {batch} requests",
-                    f"only {report.num_reqs} of them ran, so the KV cache is too small for all",
-                    "Raise gpu_memory_utilization or num_gpu_blocks_override, or lower batch or context.",
-                )
+            if i == warmup and before_measuring is not None:
+                before_measuring()
+            add_chunk()
+            report = step()
             if i >= warmup:
                 reports.append(report)
             progress("measuring", max(0, i + 1 - warmup), steps, f"batch {batch}, context {context}")
         if count:
+            add_chunk()
             counted = launches.count(llm.step)
     finally:
         llm.reset()
     return reports, counted
+
+
+def _check_chunk(llm: LLM, batch: int, chunk: int) -> None:
+    config = llm.config
+    for needed, field in (
+        (batch + 1, "max_num_seqs"), (batch + chunk, "max_num_batched_tokens"), (chunk + 1, "max_model_len"),
+    ):  # fmt: skip
+        limit = getattr(config, field) or 0
+        if needed > limit:
+            raise ConfigError(
+                f"a chunk of {chunk} tokens beside {batch} decodes",
+                f"needs {field} of at least {needed}, it is {limit}",
+                f"Raise {field}, or take less of either.",
+            )
 
 
 def make_row(
@@ -160,8 +199,11 @@ def make_row(
     counted: LaunchCount | None = None,
     yardsticks: Yardsticks | None = None,
     primed: bool = True,
+    chunk: int = 0,
 ) -> Row:
-    """One row from the reports of decode steps of one configuration; without yardsticks there is no floor.
+    """One row from the reports of steps of one configuration; without yardsticks there is no floor.
+
+    A mixed step computes where a decode waits for memory, so that one with a `chunk` has no floor and no GB/s either.
 
     Raises:
         LabkitError: there are no reports, or they did not all run in the same mode and size.
@@ -181,19 +223,21 @@ def make_row(
     found = summary(samples)
     kv_tokens = statistics.fmean(r.max_seq_len for r in reports)
     num_bytes = limits.step_bytes(llm.model_config, config.dtype, batch, kv_tokens)
+    answer = llm.selection.candidate(reports[0].backend)
+    version = next((f"FA{v.version}: {v.provider}" for v in answer.versions if v.usable), None)
     on_device = [r.device_us for r in reports if r.device_us is not None]
     asked = requested_mode or llm.cudagraph_mode.name
     return Row(
         model=Path(config.model).name,
         dtype=config.dtype,
         backend=reports[0].backend,
-        backend_version=_backend_version(reports[0].backend),
+        backend_version=version or _backend_version(reports[0].backend),
         requested_mode=asked,
         mode=mode,
         size=size,
         batch=batch,
         context=context,
-        query_len=reports[0].num_tokens // batch,
+        query_len=(reports[0].num_tokens - chunk) // batch,
         compile=config.compilation_mode or "NONE",
         primed=primed,
         p10_ms=round(found.p10, 5),
@@ -206,14 +250,15 @@ def make_row(
         launches=counted.launches,
         graph_launches=counted.graph_launches if counted.launches is not None else reports[0].graph_launches,
         launch_cost_us=dict(yardsticks.launch_cost_us) if yardsticks else {},
-        gb_s=round(num_bytes / found.p50 / 1e6, 2),
-        floor_ms=round(limits.floor_ms(num_bytes, yardsticks.copy_gb_s), 5) if yardsticks else None,
-        tok_s=round(batch / found.p50 * 1e3, 2),
+        gb_s=None if chunk else round(num_bytes / found.p50 / 1e6, 2),
+        floor_ms=round(limits.floor_ms(num_bytes, yardsticks.copy_gb_s), 5) if yardsticks and not chunk else None,
+        tok_s=round((batch + bool(chunk)) / found.p50 * 1e3, 2),
         peak_mib=round(llm.memory.get("peak", 0) / 2**20, 1),
         phases_us={name: round(us, 2) for name, us in _median_phases(reports).items()},
         launches_by_kind=dict(counted.by_kind),
         emulated=reports[0].emulated,
         weights=llm.weights,
+        chunk=chunk,
     )
 
 
@@ -253,6 +298,40 @@ def bench_step(
         counted=counted,
         yardsticks=yardsticks,
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """What starting everything explains of a step's time, and whether the step keeps within a multiple of it.
+
+    explained_us: Σ launches × cost, replays of graphs included. limit_us: `factor` × explained_us + the host's time
+    outside the forward. bare_limit_us: the same with the bare cost of a Triton launch, which leaves a call's Python
+    unexplained; None where that was not measured.
+    """
+
+    factor: float
+    explained_us: float
+    limit_us: float
+    kept: bool
+    bare_limit_us: float | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return dataclasses.asdict(self)
+
+
+def budget(row: Row, factor: float = STRAW_MAN) -> Budget | None:
+    """The budget of a row's step; None where launches cannot be counted or their cost was not measured."""
+    cost = row.launch_cost_us
+    if row.launches is None or not cost:
+        return None
+    kinds = {kind: n for kind, n in row.launches_by_kind.items() if kind != "copy"}
+    explained = launches.explained_us(kinds, cost)
+    limit, bare_limit = factor * explained + row.host_outside_us, None
+    if BARE in cost:
+        bare = {**cost, "triton": cost[BARE]}
+        bare_limit = factor * launches.explained_us(kinds, bare) + row.host_outside_us
+    return Budget(factor, explained, limit, row.p50_ms * 1e3 <= limit, bare_limit)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -297,24 +376,21 @@ class Comparison:
 
 def compare(eager: Row, graph: Row, kind: Kind = Kind.LIVE) -> Comparison:
     """Put an eager row beside the graph row of the same batch and context."""
-    explained = limit = fair = bare_limit = None
-    if eager.launches is not None and eager.launch_cost_us:
-        kinds = {k: n for k, n in eager.launches_by_kind.items() if k != "copy"}
-        explained = launches.explained_us(kinds, eager.launch_cost_us)
-        limit = STRAW_MAN * explained + eager.host_outside_us
-        fair = eager.p50_ms * 1e3 <= limit
-        if BARE in eager.launch_cost_us:
-            bare = {**eager.launch_cost_us, "triton": eager.launch_cost_us[BARE]}
-            bare_limit = STRAW_MAN * launches.explained_us(kinds, bare) + eager.host_outside_us
-    found = ratio(eager.measurement(kind), graph.measurement(kind))
-    return Comparison(eager.batch, eager.context, eager, graph, found, explained, limit, fair, bare_limit)
+    found, spent = ratio(eager.measurement(kind), graph.measurement(kind)), budget(eager)
+    explained, limit, fair, bare = (
+        (spent.explained_us, spent.limit_us, spent.kept, spent.bare_limit_us) if spent else (None,) * 4
+    )
+    return Comparison(eager.batch, eager.context, eager, graph, found, explained, limit, fair, bare)
 
 
 def comparisons(recording: Recording) -> list[Comparison]:
-    """Every eager row of a recording beside the graph rows of the same model, backend, batch and context."""
-    eager = {(r.model, r.backend, r.batch, r.context): r for r in recording.rows if r.mode == "NONE"}
-    graphs = [r for r in recording.rows if r.mode != "NONE"]
-    keys = [((r.model, r.backend, r.batch, r.context), r) for r in graphs]
+    """Every eager row of a recording beside the graph rows of the same model, backend, compilation and batch."""
+
+    def key(row: Row) -> tuple[Any, ...]:
+        return row.model, row.backend, row.compile, row.batch, row.context, row.chunk
+
+    eager = {key(r): r for r in recording.rows if r.mode == "NONE"}
+    keys = [(key(r), r) for r in recording.rows if r.mode != "NONE"]
     return [compare(eager[key], row, recording.provenance.kind) for key, row in keys if key in eager]
 
 
@@ -381,7 +457,7 @@ def bench(
                         yardsticks=yardsticks,
                     )  # fmt: skip
                 )
-        notes = [*llm.notes, *_reasons(counted.values())]
+        notes = [*llm.notes, *launch_notes(counted.values())]
         device = llm.device.type
     order = "for each batch and context: " + " ".join(mode.name for mode in turns)
     provenance = collect(
@@ -409,7 +485,8 @@ def _sizes_for(config: EngineConfig, batches: Sequence[int], size: int | None) -
     return tuple(sorted(s for s in found if s is not None)) or (default[-1],)
 
 
-def _reasons(counts: Iterable[LaunchCount]) -> list[str]:
+def launch_notes(counts: Iterable[LaunchCount]) -> list[str]:
+    """What a reader should know about counts of launches: why there are none, or that they are uncertain."""
     reasons = {f"Launches were not counted: {c.reason}." for c in counts if c.launches is None and c.reason}
     lost = ["The launch trace lost a kernel; its kinds are uncertain."] if any(not c.complete for c in counts) else []
     return sorted(reasons) + lost

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.cli.answer import Answer, Console, milliseconds, number, table
 from labkit.cli.options import Parser, UsageError, add_engine_options, engine_config, one_of, whole, whole_list, words
+from labkit.cli.step_tables import form_table, sentence, step_table
 from labkit.config import ATTENTION_BACKENDS, DTYPES, KV_CACHE_LAYOUTS
 from labkit.errors import BackendError
 from labkit.measure.recordings import MIN_SAMPLES
 
 if TYPE_CHECKING:
-    from labkit.bench.steps import Comparison
+    from labkit.config import EngineConfig
     from labkit.measure.attention import AttentionRecording
-    from labkit.measure.recordings import Recording, Row
 
 #: Engine settings that `bench` leaves at its own default: a measured step needs no prefix cache.
 _OWN = ("enable_prefix_caching",)
@@ -37,6 +37,11 @@ def bench_options(parser: Parser) -> None:
     )
     parser.add_argument("--steps", type=whole(1), default=100, metavar="N", help="measured steps per row (default 100)")
     parser.add_argument("--warmup", type=whole(0), default=10, metavar="N", help="steps before them (default 10)")
+    parser.add_argument("--compile-table", type=words, nargs="?", const=[], metavar="MODEL,…",
+                        help="instead: the step of each model (default: --model) eager, compiled, in graphs, in both, "
+                        "by torch's reduce-overhead, and in pieces")  # fmt: skip
+    parser.add_argument("--mixed", type=_mixed, metavar="NxC",
+                        help="instead: N decodes beside a chunk of C tokens, as in 8x256, in each mode")  # fmt: skip
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with the chart")
     parser.add_argument("--out", type=Path, metavar="FILE", help="keep the rows as a recording (50 steps or more)")
     add_engine_options(parser, leave_out=_OWN, model=_MODEL)
@@ -57,6 +62,8 @@ def bench(args: argparse.Namespace, console: Console) -> Answer:
             f"a recording needs {MIN_SAMPLES} steps a row",
             "Drop --out, or take more.",
         )
+    if hasattr(args, "compile_table") or hasattr(args, "mixed"):
+        return _bench_forms(args, config, console)
     recording, notes = run(
         config, args.batch, args.context, size=getattr(args, "size", None), steps=args.steps, warmup=args.warmup,
         progress=console.progress,
@@ -72,6 +79,36 @@ def bench(args: argparse.Namespace, console: Console) -> Answer:
     return Answer(data, "\n".join([step_table(recording), "", *(sentence(c) for c in pairs), *notes]))
 
 
+def _mixed(word: str) -> tuple[int, int]:
+    """Reads `8x256`: decodes and the tokens of the chunk beside them."""
+    found = _prefills(word)
+    if len(found) != 1:
+        raise argparse.ArgumentTypeError("takes one pair, as in 8x256")
+    return found[0]
+
+
+def _bench_forms(args: argparse.Namespace, config: EngineConfig, console: Console) -> Answer:
+    """The two tables of forms: compilation and graphs apart and together, or a mixed step in every graph mode."""
+    from labkit.bench.forms import COMPILE_TABLE, bench_forms, mode_forms
+
+    if hasattr(args, "compile_table") and hasattr(args, "mixed"):
+        raise UsageError("labkit bench", "--compile-table and --mixed are two tables", "Ask for one after the other.")
+    if hasattr(args, "html"):
+        raise UsageError("labkit bench --html", "a table of forms has no chart", "Drop --html; --out keeps the rows.")
+    forms, batches, chunk, models = COMPILE_TABLE, args.batch, 0, getattr(args, "compile_table", None)
+    if hasattr(args, "mixed"):
+        batches, chunk = [args.mixed[0]], args.mixed[1]
+        forms = mode_forms(config.compilation_mode or "NONE")
+    recording, results, notes = bench_forms(
+        config, forms, models or (), batches, args.context, chunk=chunk, steps=args.steps, warmup=args.warmup,
+        progress=console.progress,
+    )  # fmt: skip
+    if hasattr(args, "out"):
+        recording.save(args.out)
+    data = {**recording.as_dict(), "forms": [one.as_dict() for one in results], "notes": notes}
+    return Answer(data, "\n".join([form_table(recording, results), "", *notes]).rstrip())
+
+
 def writable(*paths: Path | None) -> None:
     """Refuse a file that cannot be written before anything is measured."""
     for path in paths:
@@ -79,91 +116,6 @@ def writable(*paths: Path | None) -> None:
             raise UsageError(
                 f"file {str(path)!r}", "its folder does not exist", "Make the folder, or name another file."
             )
-
-
-def step_table(recording: Recording) -> str:
-    """Rows of steps as aligned text, with their origin on top."""
-    rows = recording.rows
-    head = f"{describe(rows[0])}\n{recording.provenance.label}" if rows else recording.provenance.label
-    lines = [
-        (
-            "context",
-            "batch",
-            "mode",
-            "ran as",
-            "p50 ms",
-            "p10-p90",
-            "n",
-            "launches",
-            "device us",
-            "tok/s",
-            "GB/s",
-            "floor",
-        )
-    ]
-    for row in rows:
-        share = f"{row.floor_ms / row.p50_ms:.0%}" if row.floor_ms else "-"
-        lines.append(
-            (
-                number(row.context), number(row.batch), row.requested_mode, ran_as(row), milliseconds(row.p50_ms),
-                f"{milliseconds(row.p10_ms)}-{milliseconds(row.p90_ms)}", str(row.n), number(row.launches),
-                number(row.device_us), number(row.tok_s), number(row.gb_s), share,
-            )
-        )  # fmt: skip
-    text = f"{head}\n\n{table(lines, left=(2, 3))}"
-    first = next((r for r in rows if r.floor_ms), None)
-    if first is not None and first.gb_s and first.floor_ms:
-        copy = first.gb_s * first.p50_ms / first.floor_ms
-        text += f"\n\nfloor: share of a copy's {number(copy)} GB/s that reading weights and KV once makes of a step"
-    cost = rows[0].launch_cost_us if rows else {}
-    if cost:
-        text += "\nhost us per launch: " + ", ".join(f"{kind} {us:.1f}" for kind, us in cost.items())
-    return text
-
-
-def describe(row: Row) -> str:
-    """One line on what all rows share."""
-    version = f" {row.backend_version}" if row.backend_version else ""
-    primed = ", primed KV" if row.primed else ""
-    return f"{row.model}, {row.weights} weights, {row.dtype}, {row.backend}{version}{primed}"
-
-
-def ran_as(row: Row) -> str:
-    """`FULL 8`, `NONE`, or `FULL 8 (emulated)`."""
-    return f"{row.mode} {row.size}" + (" (emulated)" if row.emulated else "") if row.mode != "NONE" else "NONE"
-
-
-def sentence(pair: Comparison) -> str:
-    """Graph against eager in one or two sentences."""
-    eager, graph = pair.eager, pair.graph
-    where = f"batch {pair.batch}, context {pair.context}"
-    faster = f"{graph.requested_mode} against NONE: {pair.ratio.text}"
-    if pair.ratio.shown:
-        faster = f"NONE takes {pair.ratio.text} as long as {graph.requested_mode}"
-    out = f"{where}: {faster}"
-    if graph.launches is not None and eager.launches is not None:
-        out += f"; {counted(graph)} instead of {counted(eager)}"
-    out += "."
-    if pair.explained_us is not None and pair.limit_us is not None:
-        verdict = "within" if pair.fair else "ABOVE"
-        out += (
-            f"\n  NONE {number(eager.p50_ms * 1e3)} us is {verdict} 1.3 x {number(pair.explained_us)} us (launches x "
-            f"cost) + {number(eager.host_outside_us)} us (host outside the forward) = {number(pair.limit_us)} us"
-        )
-        out += "." if pair.fair else ": something besides launching slows it."
-        if pair.bare_limit_us is not None:
-            inside = "within" if eager.p50_ms * 1e3 <= pair.bare_limit_us else "ABOVE"
-            out += f" With the bare cost of a Triton launch the limit is {number(pair.bare_limit_us)} us: {inside}."
-    return out
-
-
-def counted(row: Row) -> str:
-    """`1 graph launch and 3 launches`, `412 launches`."""
-    graphs, others = row.graph_launches, (row.launches or 0) - row.graph_launches
-    parts = [f"{graphs} graph launch{'es' if graphs > 1 else ''}"] if graphs else []
-    if others or not graphs:
-        parts.append(f"{others} launch{'' if others == 1 else 'es'}")
-    return " and ".join(parts)
 
 
 # --- bench attention -----------------------------------------------------------------------------------------------
