@@ -17,6 +17,7 @@ import torch
 from labkit.config import CUDAGraphMode
 from labkit.engine.inputs import StepInputs
 from labkit.engine.plan import EnginePlan
+from labkit.engine.report import GraphMemory
 from labkit.engine.runner import Forward, Runner
 from labkit.engine.sampler import Sampler
 from labkit.errors import CaptureError
@@ -34,7 +35,7 @@ LEAST_MIB_PER_GRAPH = 1.0
 
 @dataclasses.dataclass
 class Layout:
-    """The parts, and what was set aside for graphs: MiB (None without an estimate) and the milliseconds it took."""
+    """The parts, and what was set aside for graphs. The estimate's actual part is what it left for good itself."""
 
     inputs: StepInputs
     kv: KVCache
@@ -42,8 +43,7 @@ class Layout:
     sampler: Sampler
     pool: BlockPool
     scheduler: Scheduler
-    estimated_mib: float | None
-    estimate_ms: float
+    estimate: GraphMemory
 
 
 class Builder:
@@ -69,8 +69,7 @@ class Builder:
         self.backend, self.forward, self.progress, self.debug = backend, forward, progress, debug
         self.block_size = plan.spec.block_size
         self.blocks_per_request = -(-plan.max_model_len // self.block_size)
-        self.estimated_mib: float | None = None
-        self.estimate_ms = 0.0
+        self.estimate = GraphMemory(None, 0.0)
 
     def build(self) -> Layout:
         """All parts.
@@ -92,7 +91,7 @@ class Builder:
         return Layout(
             self.inputs, kv, self._make_runner(kv),
             Sampler(self.model.config.vocab_size, self.device, config.max_num_seqs, config.seed),
-            pool, Scheduler(scheduler_limits(plan), pool), self.estimated_mib, self.estimate_ms,
+            pool, Scheduler(scheduler_limits(plan), pool), self.estimate,
         )  # fmt: skip
 
     def _allocate_kv(self, num_blocks: int) -> KVCache:
@@ -119,16 +118,14 @@ class Builder:
         torch.cuda.reset_peak_memory_stats(self.device)
         runner = self._make_runner(self._allocate_kv(2))
         self._profile_run(runner)
-        peak, before = torch.cuda.max_memory_allocated(self.device), torch.cuda.memory_allocated(self.device)
+        peak = torch.cuda.max_memory_allocated(self.device)
         self._estimate_graphs(runner)
-        # What the first captures allocate for good: the library's workspace of their stream, the backend's buffers.
-        peak += max(0, torch.cuda.memory_allocated(self.device) - before)
         del runner
         torch.cuda.empty_cache()
         total = torch.cuda.get_device_properties(self.device).total_memory
         free, _ = torch.cuda.mem_get_info(self.device)
         held = torch.cuda.memory_reserved(self.device)
-        graphs = self.estimated_mib or 0.0
+        graphs = self.estimate.estimated_mib or 0.0
         budget = min(int(total * config.gpu_memory_utilization), free + held) - peak - int(graphs * 2**20)
         asked = f"gpu_memory_utilization={config.gpu_memory_utilization}"
         if graphs:
@@ -147,21 +144,22 @@ class Builder:
         plan = self.plan
         if not plan.capture_sizes or plan.config.compilation_mode == "STOCK_TORCH_COMPILE":
             return
-        begin = time.perf_counter()
+        begin, before = time.perf_counter(), torch.cuda.memory_allocated(self.device)
         dispatcher = GraphDispatcher(plan.mode, plan.capture_sizes, plan.config.max_num_seqs)
         runner.use(self.backend(), plan.graph_key, dispatcher, self.forward)
-        kinds = kinds_of(dispatcher.capture_order())
-        sample = [key for keys in kinds for key in keys[:2]]
+        kinds, estimated = kinds_of(dispatcher.capture_order()), None
         try:
-            taken = iter([record.mib for record in runner.capture_missing(only=sample)])
+            taken = iter([r.mib for r in runner.capture_missing(only=[key for keys in kinds for key in keys[:2]])])
             measured = [[next(taken) for _ in keys[:2]] for keys in kinds]
-            self.estimated_mib = extrapolate(measured, [len(keys) for keys in kinds])
+            estimated = extrapolate(measured, [len(keys) for keys in kinds])
         except CaptureError:
             pass  # the capture itself will say so, and what is left then
         runner.drop_graphs()
         gc.collect()
         torch.cuda.empty_cache()
-        self.estimate_ms = (time.perf_counter() - begin) * 1e3
+        # The library's workspace for the stream and the backend's buffers stay: they are not taken a second time.
+        kept = max(0, torch.cuda.memory_allocated(self.device) - before) / 2**20
+        self.estimate = GraphMemory(estimated, kept, (time.perf_counter() - begin) * 1e3)
 
 
 def kinds_of(keys: Sequence[GraphKey]) -> list[list[GraphKey]]:

@@ -99,7 +99,7 @@ class Engine:
         ).build()
         self.inputs, self.kv, self.runner = layout.inputs, layout.kv, layout.runner
         self.sampler, self.pool, self.scheduler = layout.sampler, layout.pool, layout.scheduler
-        self._estimate = layout.estimated_mib, layout.estimate_ms
+        self._estimate = layout.estimate
 
     def _backend(self) -> Any:
         """The plan's backend; instances are kept, since their buffers are baked into graphs."""
@@ -389,7 +389,7 @@ class Engine:
             max(plan.capture_sizes, default=0) > self.runner.max_hidden_rows
             or plan.max_num_rows > self.inputs.max_num_reqs
         )
-        self._forget_replaced_weights()
+        self._forget_stale_graphs()
         begin = time.perf_counter()
         if plan.config.compilation_mode == "VLLM_COMPILE" and plan.compile_key not in self._compiled:
             self._compile()
@@ -416,16 +416,17 @@ class Engine:
         changed = {k: (before[k], after[k]) for k in after if before[k] != after[k]}
         return ReconfigureReport(changed, timings, tuple(kept), tuple(self.notes[num_notes:]))
 
-    def _forget_replaced_weights(self) -> None:
+    def _forget_stale_graphs(self) -> None:
         """Graphs and compiled code hold the weights that were there; where others took their place, both are made anew.
 
         Loading in place keeps everything right and costs nothing. A replacement is seen here, and under
         LABKIT_DEBUG=1 before the next replay; without either, graphs go on with the old weights.
         """
-        self.runner.check_workspaces()
-        moved = self.runner.moved_weights()
-        if moved:
-            self._note(f"{len(moved)} weights were replaced since graphs were captured ({moved[0]}): captured again.")
+        stale = self.runner.replaced()
+        if stale:
+            self._note(
+                f"{stale[0]} was replaced since graphs were captured (of {len(stale)}): they are captured again."
+            )
             self.runner.drop_graphs()
             self._compiled.clear()
 
@@ -506,8 +507,8 @@ class Engine:
     @property
     def graph_memory(self) -> GraphMemory:
         """What was set aside for graphs when the KV cache was sized, and what those captured since then took."""
-        estimated_mib, estimate_ms = self._estimate
-        return GraphMemory(estimated_mib, self.runner.graph_mib, estimate_ms)
+        made = self._estimate
+        return dataclasses.replace(made, actual_mib=made.actual_mib + self.runner.graph_mib)
 
     def memory(self) -> dict[str, int]:
         """Bytes: weights, kv, graphs (what recording those of the mode in force took), peak (CUDA allocator, 0 on a

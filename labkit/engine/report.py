@@ -108,8 +108,8 @@ class CaptureRecord:
     """What was captured for one size: mode, size in tokens, milliseconds and MiB it took, and how many graphs.
 
     A FULL step is one graph, a PIECEWISE step one for each piece between attention calls. `mib` is device memory that
-    is gone after recording, the driver's part included. kernel_nodes: kernels in the graphs together, None where
-    nothing was recorded or nobody counts.
+    is gone afterwards: the graphs' own, the driver's part of it, and buffers that attention keeps for them.
+    kernel_nodes: kernels in the graphs together, None where nothing was recorded or nobody counts.
     """
 
     mode: str

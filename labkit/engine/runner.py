@@ -146,7 +146,7 @@ class Runner:
                     records.append(graph.record)
                     self.kv.locked = True
                     self._remember_workspaces()
-            self.check_workspaces()
+            self._check_workspaces()
         except LabkitError as error:
             if isinstance(error, CaptureError):
                 error.mode = error.mode or key.mode
@@ -200,12 +200,11 @@ class Runner:
     def _weights(self) -> dict[str, int]:
         return {f"weight {name}": tensor.data_ptr() for name, tensor in self.decoder.tensors().items()}
 
-    def moved_weights(self) -> list[str]:
-        """Weights that graphs read and that were replaced since, instead of written to."""
+    def replaced(self) -> list[str]:
+        """What graphs read and what was replaced since instead of written to: weights, and buffers of a backend."""
         now = self._weights()
-        return sorted(
-            {name for graph in self._graphs.values() for name, where in now.items() if graph.addresses[name] != where}
-        )
+        moved = {n for graph in self._graphs.values() for n, where in now.items() if graph.addresses[n] != where}
+        return [name for name, ref in self._workspaces if ref() is None] + sorted(moved)
 
     def _check_addresses(self, graph: CapturedGraph, view: StepView) -> None:
         now = self._addresses(view, graph.record.mode)
@@ -218,7 +217,7 @@ class Runner:
                 "Copy into what a graph reads instead of replacing it, or capture again with LLM.reconfigure.",
                 graph.record.mode,
             )
-        self.check_workspaces()
+        self._check_workspaces()
 
     def _remember_workspaces(self) -> None:
         """The tensors that the backend keeps: a graph may read them, so their memory must stay."""
@@ -227,7 +226,7 @@ class Runner:
             if isinstance(value, torch.Tensor) and id(value) not in known:
                 self._workspaces.append((f"{type(self.backend).__name__}.{name}", weakref.ref(value)))
 
-    def check_workspaces(self) -> None:
+    def _check_workspaces(self) -> None:
         """Raise CaptureError when memory that graphs may read was given back by an attention backend."""
         gone = [name for name, ref in self._workspaces if ref() is None]
         if gone:
@@ -247,9 +246,16 @@ class Runner:
         return self.decoder.compute_logits(hidden[:num_reqs])
 
     def _capture(self, key: GraphKey) -> CapturedGraph:
+        before = self._allocated()
         graph, view = self._capture_segments(key) if key.mode == "PIECEWISE" else self._capture_full(key)
+        if self._whole is None:  # a graph of its own frees all it allocates, so the backend's buffers for it are left
+            kept = max(0, self._allocated() - before) / 2**20
+            graph.record = dataclasses.replace(graph.record, mib=graph.record.mib + kept)
         graph.addresses = self._addresses(view, key.mode)
         return graph
+
+    def _allocated(self) -> int:
+        return torch.cuda.memory_allocated(self.device) if self.device.type == "cuda" else 0
 
     def _capture_full(self, key: GraphKey) -> tuple[CapturedGraph, StepView]:
         max_query_len = key.size // key.num_reqs if key.uniform else key.size

@@ -67,6 +67,7 @@ class GraphCapturer:
         self._open = False
         self._pool: Any = None if self.emulated else torch.cuda.graph_pool_handle()
         self._stream = None if self.emulated else capture_stream(device)
+        self._anchor: torch.cuda.CUDAGraph | None = None
 
     @contextlib.contextmanager
     def session(self) -> Iterator[None]:
@@ -102,7 +103,7 @@ class GraphCapturer:
             self._warm(forward, static)
             torch.cuda.empty_cache()  # `torch.cuda.graph` does it, and would seem to make the graph cheaper
             before = self._used()
-            graph, kernels = once_more(lambda: self._record(forward, static))
+            graph, kernels = once_more(lambda: self._record(forward, static), self._recover)
             mib = (self._used() - before) / 2**20
         record = CaptureRecord(mode, size, (time.perf_counter() - begin) * 1e3, mib, 1, kernels)
         return CapturedGraph(graph.replay, static, record, self.emulated)
@@ -190,7 +191,7 @@ class GraphCapturer:
         with explained("PIECEWISE", size):
             self._warm(warm_up, static)
             before = self._used()
-            segments, calls, kernels = once_more(lambda: self._record_segments(forward, attend, static))
+            segments, calls, kernels = once_more(lambda: self._record_segments(forward, attend, static), self._recover)
             mib = (self._used() - before) / 2**20
         ms = (time.perf_counter() - begin) * 1e3
         record = CaptureRecord("PIECEWISE", size, ms, mib, len(segments), kernels)
@@ -265,10 +266,36 @@ class GraphCapturer:
     def _warm(self, forward: Callable[[], torch.Tensor], static: torch.Tensor) -> None:
         """Run once on the capture stream: kernels are compiled and loaded at first launch, illegal inside a capture."""
         assert self._stream is not None
+        if self._anchor is None:
+            self._anchor = once_more(self._record_anchor, self._end_allocation)
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._stream):
             static.copy_(forward())
         self._stream.synchronize()
+
+    def _record_anchor(self) -> torch.cuda.CUDAGraph:
+        """A graph of one fill, never replayed: a pool whose graphs are all gone (after a failure) takes no more."""
+        assert self._stream is not None
+        graph, word = torch.cuda.CUDAGraph(), torch.zeros(1, device=self.device)
+        with torch.cuda.stream(self._stream):
+            self._stream.synchronize()
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                word.zero_()
+            finally:
+                graph.capture_end()
+        return graph
+
+    def _end_allocation(self) -> None:
+        """A capture that breaks at its end may leave torch's allocator filling the pool for it."""
+        with contextlib.suppress(RuntimeError):  # it does not, usually
+            torch._C._cuda_endAllocateToPool(self.device.index or 0, self._pool)
+
+    def _recover(self) -> None:
+        """Put right what a broken capture leaves behind: a pool being filled, random numbers waiting for its end."""
+        self._end_allocation()
+        with contextlib.suppress(RuntimeError):
+            self._record_anchor()  # torch's generator takes the end of any capture for the end it waits for
 
     def _used(self) -> int:
         """Bytes of the device in use, by the driver's own count: a graph takes memory that no allocator sees."""
@@ -288,14 +315,22 @@ class GraphCapturer:
 _Made = TypeVar("_Made")
 
 
-def once_more(record: Callable[[], _Made]) -> _Made:
-    """`record()`, and again when somebody else broke the capture: a synchronization in another thread does that."""
+def once_more(record: Callable[[], _Made], recover: Callable[[], None]) -> _Made:
+    """`record()`, and again when somebody else broke the capture: a synchronization in another thread does that.
+
+    `recover` is called after each failure, as long as what failed is still alive.
+    """
     try:
         return record()
     except RuntimeError as error:
+        recover()
         if not _broken_from_outside(error):
             raise
-    return record()
+    try:
+        return record()
+    except RuntimeError:
+        recover()
+        raise
 
 
 @contextlib.contextmanager
