@@ -16,6 +16,7 @@ from labkit.errors import BackendError
 from labkit.measure.recordings import MIN_SAMPLES
 
 if TYPE_CHECKING:
+    from labkit.bench.forms import Form
     from labkit.config import EngineConfig
     from labkit.measure.attention import AttentionRecording
 
@@ -95,7 +96,8 @@ def _bench_forms(args: argparse.Namespace, config: EngineConfig, console: Consol
         raise UsageError("labkit bench", "--compile-table and --mixed are two tables", "Ask for one after the other.")
     if hasattr(args, "html"):
         raise UsageError("labkit bench --html", "a table of forms has no chart", "Drop --html; --out keeps the rows.")
-    forms, batches, chunk, models = COMPILE_TABLE, args.batch, 0, getattr(args, "compile_table", None)
+    forms: Sequence[Form] = COMPILE_TABLE
+    batches, chunk, models = args.batch, 0, getattr(args, "compile_table", None)
     if hasattr(args, "mixed"):
         batches, chunk = [args.mixed[0]], args.mixed[1]
         forms = mode_forms(config.compilation_mode or "NONE")

@@ -21,8 +21,8 @@ from labkit.figures.latency import RunPoints, latency_figure
 from labkit.lab import run_html, sentences, ui
 from labkit.lab.controls import Controls, Source
 from labkit.lab.live import Events, LiveSource, Stopped
-from labkit.lab.machine import engine_missing, gpu_name
-from labkit.lab.recorded import RecordedSource, first_compiles, recorded_sources
+from labkit.lab.machine import engine_missing
+from labkit.lab.recorded import RecordedSource, recorded_sources
 from labkit.lab.settings import AUTO, Run, Settings
 from labkit.lab.worker import Job, Worker, shared_worker, strict
 from labkit.measure.recordings import Row, shipped
@@ -40,7 +40,7 @@ def latency_panel(*, redraw: bool | None = None) -> LatencyPanel:
             one); None decides by what is installed.
     """
     missing, recordings = engine_missing(), shipped()
-    live = None if missing else LiveSource(first_compiles=first_compiles(recordings, gpu_name() or "cpu"))
+    live = None if missing else LiveSource(recordings=recordings)
     return LatencyPanel(live, recorded_sources(recordings), redraw=redraw, no_live=missing)
 
 

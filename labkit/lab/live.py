@@ -5,10 +5,9 @@ Everything in this file runs on the worker thread. Torch is only imported once a
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from labkit.attention.selector import Candidate
@@ -17,46 +16,22 @@ from labkit.config import ATTENTION_BACKENDS, CUDAGraphMode, SamplingParams
 from labkit.engine.report import ReconfigureReport, StepReport
 from labkit.errors import ConfigError, LabkitError
 from labkit.graphs import modes
-from labkit.graphs.dispatcher import GraphDispatcher, GraphKey
+from labkit.graphs.avoid import Avoidance, avoid
+from labkit.graphs.dispatcher import GraphDispatcher
 from labkit.graphs.sizes import default_capture_sizes
 from labkit.lab import sentences
+from labkit.lab.engine_room import CPU_LIMITS, GPU_LIMITS, TEXT_TOKENS, EngineRoom, Limits, shared_room
+from labkit.lab.ledger import Ledger
 from labkit.lab.machine import backend_answers, gpu_name, has_default_model, shape_of
-from labkit.lab.settings import AUTO, COMPILES, MODES, Range, Run, Settings, show_sizes
+from labkit.lab.recorded import first_compiles
+from labkit.lab.settings import AUTO, COMPILES, MODES, Range, Run, Settings
 from labkit.measure import launches
 from labkit.measure.launches import LaunchCount
 from labkit.measure.provenance import collect
+from labkit.measure.recordings import Recording
 
-TEXT_TOKENS = 24
 #: Tokens of context beyond the longest that is offered: for the steps of a run and for the text.
 HEADROOM = 256
-
-
-@dataclasses.dataclass(frozen=True)
-class Limits:
-    """How far the controls go on a machine, and how long a run may take there.
-
-    steps: measured steps at most; a run ends after `budget_s` seconds once `min_steps` are done.
-    text_s: seconds after which writing text ends, finished or not.
-    model_bytes: the largest weights that are offered.
-    """
-
-    max_num_seqs: int
-    max_context: int
-    max_num_batched_tokens: int
-    sizes: tuple[int, ...] | None
-    warmup: int
-    steps: int
-    min_steps: int
-    budget_s: float
-    model_bytes: int
-    text_s: float = 5.0
-    default_batch: int = 1
-    default_context: int = 512
-
-
-#: Two cores should answer in seconds: small batches, short contexts, four sizes.
-CPU_LIMITS = Limits(8, 1024, 512, (1, 2, 4, 8), 2, 20, 3, 3.0, 4 << 30, default_context=64)
-GPU_LIMITS = Limits(256, 4096, 8192, None, 10, 60, 50, 20.0, 40 << 30)
 
 
 @dataclasses.dataclass
@@ -77,63 +52,12 @@ class Stopped(Exception):
     """Stop was pressed before anything could be measured."""
 
 
-class EngineRoom:
-    """Holds the one engine of this process, so that running a cell twice does not hold memory twice."""
-
-    def __init__(self, make: Callable[..., Any] | None = None) -> None:
-        self._make = make
-        self.llm: Any = None
-        self.model = ""
-        self.report: ReconfigureReport | None = None  # of the newest change; None for an engine just built
-        self._progress: Callable[[str, int, int, str], None] = lambda *args: None
-
-    def prepare(self, model: str, progress: Callable[[str, int, int, str], None], **changes: Any) -> Any:
-        """The engine with this model and these settings: reconfigured where possible, built where not."""
-        self._progress, self.report = progress, None
-        if self.llm is not None and self.model != model:
-            # Weights of two models need not fit at once, so the old ones go first.
-            self.close()
-        if self.llm is None:
-            self.llm = (self._make or _make_llm)(model, progress=self._report, **changes)
-            self.model = model
-        else:
-            self.llm.reset()
-            self.report = self.llm.reconfigure(**changes)
-        return self.llm
-
-    def close(self) -> None:
-        """Give the engine's memory back."""
-        llm, self.llm = self.llm, None
-        if llm is not None:
-            llm.close()
-
-    def _report(self, stage: str, done: int, total: int, detail: str) -> None:
-        self._progress(stage, done, total, detail)
-
-
-def _make_llm(model: str, **kwargs: Any) -> Any:
-    from labkit.llm import LLM
-
-    return LLM(model, **kwargs)
-
-
-_room: EngineRoom | None = None
-
-
-def shared_room() -> EngineRoom:
-    """The engine room of this process."""
-    global _room
-    if _room is None:
-        _room = EngineRoom()
-    return _room
-
-
 class LiveSource:
     """This machine's engine behind the panel's controls.
 
     Args:
         ask_backends: every backend's answer for (model, max_num_seqs, max_model_len, FLASH_ATTN's version).
-        first_compiles: seconds that the first compilation of a model took on such a machine, where known.
+        recordings: where costs are looked up that were not measured here: of a first compilation, of a lowered mode.
     """
 
     kind = "LIVE"
@@ -144,22 +68,17 @@ class LiveSource:
         limits: Limits | None = None,
         device: str | None = None,
         ask_backends: Callable[[str, int, int, int | None], tuple[Candidate, ...]] | None = None,
-        first_compiles: Mapping[str, float] | None = None,
+        recordings: Sequence[Recording] = (),
     ) -> None:
         self.room = room or shared_room()
         self.device = device if device is not None else gpu_name()
         self.limits = limits or (GPU_LIMITS if self.device else CPU_LIMITS)
         self._ask_backends = ask_backends or _answers_for
-        self._load_s: dict[str, float] = {}
-        self._capture_ms: dict[tuple[str, ...], float] = {}
-        self._step_ms: dict[tuple[str, ...], float] = {}
         self._eager_launches: dict[tuple[Any, ...], int] = {}
         self._answers: dict[tuple[Any, ...], tuple[Candidate, ...]] = {}
-        self._compile_s = dict(first_compiles or {})
-        # What the engine that is loaded holds: its graphs of one memory layout, and the models it has compiled.
-        self._layout: tuple[int, int] | None = None
-        self._graphs: set[tuple[Any, ...]] = set()
-        self._compiled = False
+        # Those of this machine first.
+        self._recordings = sorted(recordings, key=lambda rec: rec.provenance.device != (self.device or "cpu"))
+        self._ledger = Ledger(self.limits, self.device, first_compiles(recordings, self.device or "cpu"))
 
     @property
     def machine(self) -> str:
@@ -208,15 +127,22 @@ class LiveSource:
         candidate = self.serving(settings)
         if candidate is None:
             return settings.mode, []
-        compiled = settings.compile == "VLLM_COMPILE"
         try:
-            asked = CUDAGraphMode[settings.mode]
-            mode, trail = modes.resolve(
-                asked, candidate.tier, compiled, backend=candidate.name, breakable=not compiled
-            )  # fmt: skip
+            mode, _ = modes.resolve(CUDAGraphMode[settings.mode], candidate.tier, **_way(settings, candidate))
         except ConfigError as error:
             return "NONE", [str(error)]
-        return mode.name, [f"{line}." for line in trail if "→" in line]
+        return mode.name, [_avoid_text(one) for one in self._avoidances(settings, candidate)]
+
+    def _avoidances(self, settings: Settings, candidate: Candidate) -> tuple[Avoidance, ...]:
+        """Each downgrade of the mode asked for, with what would avoid it and what it costs where that was recorded."""
+        found = self._candidates(settings.model, self._max_model_len(settings), settings.version)
+        model = settings.model.removesuffix("-instruct")  # rows are of shapes
+        known = any(row.model == model for rec in self._recordings for row in rec.rows)
+        return avoid(
+            CUDAGraphMode[settings.mode], candidate.tier, **_way(settings, candidate),
+            others={c.name: c.tier for c in found if c.usable and c is not candidate},
+            recordings=self._recordings, model=model if known else None, batch=settings.batch,
+        )  # fmt: skip
 
     def _candidates(self, model: str, max_model_len: int = 256, version: int | None = None) -> tuple[Candidate, ...]:
         key = model, max_model_len, version
@@ -248,66 +174,13 @@ class LiveSource:
 
     def cost(self, settings: Settings) -> str:
         """What a click on Run will do and about how long it takes; measured figures replace guesses as they come in."""
-        parts = []
-        seconds = 0.0
         loaded = self.room.llm is not None and self.room.model == settings.model
-        if not loaded:
-            known = self._load_s.get(settings.model)
-            parts.append(f"load {settings.model}" + (f" ({known:.0f} s last time)" if known else ""))
-            seconds += known or 4.0
-        if settings.compile != "NONE" and not (loaded and self._compiled):
-            known = self._compile_s.get(settings.model)
-            first = f"about {_about(known)}" if known else "tens of seconds"
-            parts.append(f"compile it (the first compile of this model takes {first}, later starts read it from the "
-                         "cache)")  # fmt: skip
-            seconds += known or 30.0
-        wanted, todo = self._wanted_graphs(settings), self._missing_graphs(settings)
-        if todo:
-            # Before the first measured capture: a FULL graph of thirty layers took some 50 ms on a data-centre GPU.
-            each = self._capture_ms.get(
-                (settings.model, settings.choice, settings.compile), 50.0 if self.device else 2.0
-            )
-            sizes = sorted({key.size for key in todo})
-            parts.append(f"capture {_graphs(todo, self.device)} ({show_sizes(sizes)})")
-            seconds += len(todo) * each / 1e3
-        elif wanted and loaded:
-            parts.append(f"keep {'its' if len(wanted) == 1 else 'all'} {_graphs(wanted, self.device)}")
-        step_ms = self._step_ms.get(_kind_of_step(settings), 8.0 if self.device else 60.0)
-        limits = self.limits
-        most = (limits.warmup + limits.steps) * step_ms / 1e3
-        measuring = max(min(limits.budget_s, most), (limits.warmup + limits.min_steps) * step_ms / 1e3)
-        parts.append(
-            f"measure up to {self.limits.steps} steps after {self.limits.warmup} of warm-up, "
-            f"and write {TEXT_TOKENS} tokens"
-        )
-        seconds += measuring + min(limits.text_s, TEXT_TOKENS * step_ms / 1e3)
-        return f"Run will {', '.join(parts)}: about {_about(seconds)}."
-
-    def _wanted_graphs(self, settings: Settings) -> list[GraphKey]:
-        """What the engine will have a graph of, one key for each."""
         sizes = settings.sizes or tuple(self.default_sizes(settings))
         mode = CUDAGraphMode[self.resolved(settings)[0]]
-        return GraphDispatcher(mode, sizes, self.limits.max_num_seqs).capture_order()
-
-    def _missing_graphs(self, settings: Settings) -> list[GraphKey]:
-        """Those that the loaded engine does not hold yet. A change of the memory's layout drops all it has."""
-        wanted, candidate = self._wanted_graphs(settings), self.serving(settings)
-        if self.room.llm is None or self.room.model != settings.model or candidate is None:
-            return wanted
-        if self._layout != (self._max_model_len(settings), candidate.block_size):
-            return wanted
-        return [key for key in wanted if (candidate.name, settings.version, settings.compile, key) not in self._graphs]
-
-    def _note_graphs(self, llm: Any, settings: Settings) -> None:
-        """Remember what the engine holds now, to announce the next click truly."""
-        layout = llm.config.max_model_len, llm.config.block_size
-        if self.room.report is None or layout != self._layout:
-            self._graphs.clear()
-        self._layout = layout
-        self._compiled = llm.compile_report is not None or (self._compiled and self.room.report is not None)
-        held = GraphDispatcher(llm.cudagraph_mode, llm.capture_sizes, llm.config.max_num_seqs).capture_order()
-        where = llm.selection.selected, settings.version, settings.compile
-        self._graphs |= {(*where, key) for key in held}
+        wanted = GraphDispatcher(mode, sizes, self.limits.max_num_seqs).capture_order()
+        candidate = self.serving(settings)
+        layout = (self._max_model_len(settings), candidate.block_size) if candidate else None
+        return self._ledger.announce(settings, loaded, candidate.name if candidate else "", wanted, layout)
 
     # --- a run -----------------------------------------------------------------------------------------------------
 
@@ -335,16 +208,25 @@ class LiveSource:
         made = collect(
             "LIVE", "latency_panel", order="as run", n=row.n, primed=True, device="auto" if self.device else "cpu"
         )
-        self._step_ms[_kind_of_step(settings)] = row.p50_ms
+        self._ledger.note_step(settings, row.p50_ms)
         stopped = should_stop()
         text, note = self._write(llm, settings, should_stop, events)
-        notes = [*_notes(llm, settings, reports), *_new_notes(llm, self.room.report)]
+        notes = [*self._downgraded(llm, settings), *_notes(llm, settings, reports), *_new_notes(llm, self.room.report)]
         return Run(
             number=number, settings=settings, row=row, provenance=made, notes=tuple(notes), ready=ready,
             graphs=tuple(llm.capture_records),
             reports=tuple(reports), emulated=bool(reports[-1].emulated), text=text, text_note=note, stopped=stopped,
             eager_launches=(eager, eager) if eager else None,
         )  # fmt: skip
+
+    def _downgraded(self, llm: Any, settings: Settings) -> list[str]:
+        """What the mode asked for became and why, as the engine says it, and what would have avoided it."""
+        if CUDAGraphMode[settings.mode] is llm.cudagraph_mode:
+            return []
+        candidate = self.serving(settings)
+        known = {str(one.downgrade): one for one in self._avoidances(settings, candidate)} if candidate else {}
+        steps = [line for line in llm.mode_trail if "→" in line]
+        return [_avoid_text(known[line]) if line in known else f"{line}." for line in steps]
 
     def _prepare(self, settings: Settings, events: Events) -> tuple[Any, tuple[str, ...]]:
         """The engine as the settings want it, and sentences on what that took."""
@@ -364,16 +246,7 @@ class LiveSource:
             cudagraph_mode=settings.mode, cudagraph_capture_sizes=sizes,
         )  # fmt: skip
         seconds = time.perf_counter() - begin
-        records, compiled = llm.capture_records, llm.compile_report
-        if fresh:
-            spent = sum(r.ms for r in records) / 1e3 + (compiled.total_ms / 1e3 if compiled else 0.0)
-            self._load_s[settings.model] = max(0.0, seconds - spent)
-        if records:
-            each = sum(r.ms for r in records) / len(records)
-            self._capture_ms[settings.model, settings.choice, settings.compile] = each
-        if compiled is not None and not compiled.from_cache:
-            self._compile_s[settings.model] = compiled.total_ms / 1e3
-        self._note_graphs(llm, settings)
+        self._ledger.note_ready(settings, llm, self.room.report, seconds)
         return llm, sentences.ready(llm, self.room.report, seconds, llm.emulated_graphs)
 
     def _max_model_len(self, settings: Settings) -> int:
@@ -477,16 +350,14 @@ def _answers_for(model: str, max_num_seqs: int, max_model_len: int, version: int
     return backend_answers(shape_of(model), max_num_seqs, max_model_len, version)
 
 
-def _kind_of_step(settings: Settings) -> tuple[str, ...]:
-    return settings.model, settings.choice, settings.compile, settings.mode
+def _way(settings: Settings, candidate: Candidate) -> dict[str, Any]:
+    """How PIECEWISE would be had, in the words of the rules: compiled in pieces, or a capture that breaks."""
+    compiled = settings.compile == "VLLM_COMPILE"
+    return {"compiled": compiled, "backend": candidate.name, "breakable": not compiled}
 
 
-def _graphs(keys: Sequence[GraphKey], device: str) -> str:
-    """ "4 graphs", "35 steps in pieces and 35 graphs"; on a CPU they are emulated."""
-    counts = collections.Counter(key.mode for key in keys)
-    words = {"FULL": ("graph", "graphs"), "PIECEWISE": ("step in pieces", "steps in pieces")}
-    emulated = "" if device else "emulated "
-    return " and ".join(f"{n} {emulated}{words[mode][n > 1]}" for mode, n in counts.items())
+def _avoid_text(one: Avoidance) -> str:
+    return f"{one.downgrade}. To avoid it: {one.change} What it costs: {one.cost}."
 
 
 def _new_notes(llm: Any, report: ReconfigureReport | None) -> list[str]:
@@ -495,11 +366,9 @@ def _new_notes(llm: Any, report: ReconfigureReport | None) -> list[str]:
 
 
 def _notes(llm: Any, settings: Settings, reports: list[StepReport]) -> list[str]:
-    """What a reader must know beside the numbers: a mode that was lowered, padding, a step above the largest size."""
+    """What a reader must know beside the numbers: padding, a step above the largest size."""
     notes: list[str] = []
     last = reports[-1]
-    if CUDAGraphMode[settings.mode] is not llm.cudagraph_mode:
-        notes += [f"{line}." for line in llm.mode_trail if "→" in line]
     if last.num_padded:
         be = "is" if last.num_padded == 1 else "are"
         notes.append(
@@ -522,7 +391,3 @@ def _text_note(llm: Any, decodes: list[StepReport]) -> str:
         else f"in the {'emulated ' if last.emulated else ''}{last.mode} graph of size {last.size}"
     )
     return f"{last.backend}, {len(decodes)} decode steps {ran}; {said}."
-
-
-def _about(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds < 3 else f"{round(seconds)} s" if seconds < 90 else f"{seconds / 60:.0f} min"

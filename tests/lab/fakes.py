@@ -15,7 +15,8 @@ from labkit.engine.report import PHASES, CaptureRecord, ReconfigureReport, Reque
 from labkit.errors import BackendError, CaptureError
 from labkit.graphs import modes
 from labkit.graphs.sizes import pad_to
-from labkit.lab.live import EngineRoom, Limits, LiveSource
+from labkit.lab.engine_room import EngineRoom, Limits
+from labkit.lab.live import LiveSource
 from labkit.measure.provenance import Kind, Provenance
 from labkit.measure.recordings import Recording, Row
 from labkit.measure.stats import summary
@@ -201,7 +202,7 @@ class FakeLLM:
         self.closed = True
 
 
-def live_source(**limits: Any) -> tuple[LiveSource, list[FakeLLM]]:
+def live_source(recordings: Sequence[Recording] = (), **limits: Any) -> tuple[LiveSource, list[FakeLLM]]:
     """A LIVE source over fakes, and the list into which every engine it builds is put."""
     made: list[FakeLLM] = []
 
@@ -210,7 +211,11 @@ def live_source(**limits: Any) -> tuple[LiveSource, list[FakeLLM]]:
         return made[-1]
 
     source = LiveSource(
-        EngineRoom(make), dataclasses.replace(LIMITS, **limits), device="", ask_backends=lambda *args: CANDIDATES
+        EngineRoom(make),
+        dataclasses.replace(LIMITS, **limits),
+        device="",
+        ask_backends=lambda *args: CANDIDATES,
+        recordings=recordings,
     )
     return source, made
 

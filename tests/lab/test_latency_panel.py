@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from labkit.attention.interface import AttentionCGSupport as Tier
 from labkit.attention.interface import VersionAnswer
 from labkit.errors import BackendError, ConfigError, LabkitError
 from labkit.figures import trace_of
@@ -187,7 +188,7 @@ def test_on_a_gpu_the_launches_of_the_step_with_and_without_its_graph_are_counte
     """The eager count comes from the same engine, which is put back into its mode afterwards."""
     panel, made = live
     source = panel.current
-    source.device = "NVIDIA H200"
+    source.device = source._ledger._device = "NVIDIA H200"
 
     def count(step):
         report = step()
@@ -242,11 +243,24 @@ def test_a_mode_that_cannot_be_had_is_explained_before_the_run_and_after_it(live
     panel, made = live
     panel.mode.value = "FULL"
     why = "FULL → FULL_DECODE_ONLY: TORCH_SDPA (tier UNIFORM_SINGLE_TOKEN_DECODE) cannot capture mixed batches"
-    assert why in panel.hint.value
+    assert f"{why}. To avoid it: " in panel.hint.value and "What it costs: not measured." in panel.hint.value
     press(panel)
-    assert why in panel.said.value
+    assert f"{why}. To avoid it: No other backend here reaches tier ALWAYS." in panel.said.value
     panel.mode.value = "FULL_DECODE_ONLY"
     assert "→" not in panel.hint.value
+
+
+def test_a_downgrade_names_the_backend_that_would_avoid_it_and_its_recorded_cost(worker):
+    able = dataclasses.replace(CANDIDATES[0], name="TRITON_ATTN", tier=Tier.ALWAYS, order=2)
+    cannot = dataclasses.replace(CANDIDATES[0], tier=Tier.NEVER)
+    rows = [row(mode, 1, ms, backend="TRITON_ATTN") for mode, ms in (("NONE", 6.0), ("FULL", 1.5))]
+    source, made = live_source(recordings=[recording(rows)])
+    source._ask_backends = lambda *args: (cannot, able)
+    panel = LatencyPanel(source, worker=worker, redraw=True)
+    panel.mode.value = "FULL_DECODE_ONLY"
+    assert "FULL_DECODE_ONLY → NONE: TORCH_SDPA (tier NEVER) cannot be captured" in panel.hint.value
+    assert "Take attention_backend TRITON_ATTN" in panel.hint.value
+    assert "decode steps take 4.00×" in panel.hint.value and "NVIDIA H200" in panel.hint.value
 
 
 @pytest.mark.parametrize(
@@ -272,7 +286,7 @@ def test_every_mode_runs_compiled_or_not(live, mode, compile, runs, announced):
 
 def test_the_first_compile_is_announced_and_then_known(worker):
     source, made = live_source()
-    source._compile_s["tiny-qwen3"] = 17.0
+    source._ledger._compile_s["tiny-qwen3"] = 17.0
     panel = LatencyPanel(source, worker=worker, redraw=True)
     panel.compile.value = "VLLM_COMPILE"
     first = "compile it (the first compile of this model takes {}, later starts read it from the cache)"
