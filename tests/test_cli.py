@@ -13,7 +13,7 @@ import pytest
 from labkit.attention.interface import Availability
 from labkit.cli import entry, main, options
 from labkit.cli.machine import driver_advice, system_advice
-from labkit.config import EngineConfig, SamplingParams
+from labkit.config import ATTENTION_BACKENDS, EngineConfig, SamplingParams
 from labkit.measure.recordings import Recording, load
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -94,7 +94,7 @@ def test_a_mode_that_cannot_be_is_a_bad_argument(capsys) -> None:
 
 # --- machine -------------------------------------------------------------------------------------------------------
 
-MHA = {"FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION", "XFORMERS", "TORCH_SDPA"}
+MHA = set(ATTENTION_BACKENDS)
 
 
 def check_backends(data: dict) -> None:
@@ -663,7 +663,7 @@ def test_doctor_answers_without_torch(user_env) -> None:
     assert not sdpa["usable"] and "No module named 'torch'" in sdpa["reasons"][0]
     assert doctor["selected"] is None and doctor["gpus"] == []
     assert backends["selected"] == next(b["name"] for b in backends["backends"] if b["usable"])
-    assert len(backends["backends"]) == 6
+    assert len(backends["backends"]) == len(MHA)
 
 
 def test_c26_broken_packages_are_told_apart_and_each_with_its_own_error(user_env, tmp_path) -> None:

@@ -17,7 +17,9 @@ from labkit.attention.selector import select
 from labkit.config import ATTENTION_BACKENDS, SDPA_KERNELS, ModelConfig
 from labkit.engine.plan import make_plan, resolve_dtype
 from labkit.errors import BackendError, ConfigError
+from labkit.figures import palette
 from labkit.llm import BACKEND_VARIABLE
+from tests.parity import CONTENDERS
 
 MODEL = ModelConfig("m", 512, 256, 512, 2, 4, 2, 64, 4096)
 SMALL = {"device": "cpu", "max_model_len": 64, "max_num_seqs": 2, "max_num_batched_tokens": 64, "enforce_eager": True}
@@ -275,7 +277,7 @@ def test_c20_sm_12x_is_not_sm_10x() -> None:
     for capability in CAPABILITIES:
         order = registry.priority(Platform("cuda", capability))
         assert (order[0] == "FLASHINFER") == (capability[0] == 10), capability
-        assert set(order) == set(registry.BACKENDS) - {"XFORMERS"}
+        assert set(order) == {n for n in registry.BACKENDS if not registry.load(n).capabilities.explicit_only}
 
 
 @pytest.mark.parametrize("asked", [None, 2, 3, 4])
@@ -325,6 +327,18 @@ TAKES = {
     "XFORMERS": {256, 768},
     "TORCH_SDPA": {1, 8, 16, 24, 32, 48, 64, 256, 768},
 }
+
+
+def test_every_backend_is_in_every_list() -> None:
+    """What the recipe for a new backend names: the page sizes above, the parity suite, colours, dashes and markers."""
+    names = set(registry.BACKENDS)
+    assert set(TAKES) == names and {contender.name for contender in CONTENDERS} == names
+    for table in (palette.BACKEND_COLOURS, palette.BACKEND_DASHES, palette.BACKEND_MARKERS):
+        assert set(table) == names
+    for name in names:
+        versions = registry.load(name).versions(AttentionSpec(32, 8, 128, "bfloat16", 256), Platform("cuda", (9, 0)))
+        played = {dict(c.options).get(f"{name.lower()}_version") for c in CONTENDERS if c.name == name}
+        assert played >= {answer.version for answer in versions}, f"a version of {name} is in no test"
 
 
 @pytest.mark.parametrize("name", TAKES)
