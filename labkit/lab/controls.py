@@ -58,7 +58,7 @@ class Controls:
         self.compile = ui.dropdown("Compile", [("-", "-")])
         self.mode = ui.dropdown("Graph mode", [("-", "-")])
         self.eager = widgets.Checkbox(
-            value=False, description="enforce_eager: no graphs, nothing compiled", indent=False,
+            value=False, description="enforce_eager", indent=False,
             layout=widgets.Layout(width="auto", margin="0 0 0 100px"),
         )  # fmt: skip
         self.sizes = ui.text("Capture sizes")

@@ -1,4 +1,4 @@
-"""The one engine that the panels of a notebook share, and how far it may be driven. Refuses to know what is measured."""
+"""The one engine that the panels of a notebook share, and how far it may be driven. Refuses to know what it is for."""
 
 from __future__ import annotations
 

@@ -94,8 +94,10 @@ _COLUMNS = [
 
 
 def table_html(runs: Sequence[Run]) -> str:
-    """All runs, one line each."""
-    return ui.table("Runs", _COLUMNS, [_cells(run) for run in runs])
+    """All runs, one line each; the column of compilation is there once a run was compiled."""
+    compiled = any(run.row.compile != "NONE" for run in runs)
+    columns = [column for column in _COLUMNS if compiled or column[0] != "compile"]
+    return ui.table("Runs", columns, [_cells(run) for run in runs])
 
 
 def _cells(run: Run) -> dict[str, str]:

@@ -152,19 +152,19 @@ def ready(llm: Any, report: Any, seconds: float, emulated: bool) -> tuple[str, .
     out = []
     if compiled is not None and (report is None or "compile" in rebuilt):
         classes = f"{_count(compiled.pieces, 'piece')} of {_count(len(compiled.classes), 'kind')}"
-        took = f"{compiled.total_ms / 1e3:.1f} s"
+        took = _time(compiled.total_ms)
         out.append(
             f"Compiled code of {classes} came from the cache in {took}." if compiled.from_cache
-            else f"Compiled {classes} in {took} (tracing {compiled.trace_ms / 1e3:.1f} s)."
+            else f"Compiled {classes} in {took} (tracing {_time(compiled.trace_ms)})."
             + (" The next start reads them from the cache." if compiled.saved else "")
         )  # fmt: skip
     if records and "graphs" not in kept:
-        out.append(f"Captured {graphs} in {sum(r.ms for r in records) / 1e3:.2f} s{memory}.")
+        out.append(f"Captured {graphs} in {_time(sum(r.ms for r in records))}{memory}.")
     if report is not None:
         names = [name for name, part in (("the weights", "weights"), ("the KV cache", "kv_cache")) if part in kept]
         names += ["the compiled code"] if compiled is not None and "compile" not in rebuilt else []
         names += [f"{graphs}{memory}"] if records and "graphs" in kept else []
-        nothing_new = "" if rebuilt else f", so that the change took {seconds * 1e3:.0f} ms"
+        nothing_new = "" if rebuilt else f", so that the change took {_time(seconds * 1e3)}"
         out.append(f"Kept: {', '.join(names)}{nothing_new}.")
     return tuple(out)
 
@@ -176,11 +176,15 @@ def recorded_ready(setup: Setup | None) -> tuple[str, ...]:
     out = []
     if setup.compile_ms:
         how = "read from the cache" if setup.from_cache else "compiled for the first time"
-        out.append(f"When it was recorded the model was {how} in {setup.compile_ms / 1e3:.1f} s.")
+        out.append(f"When it was recorded the model was {how} in {_time(setup.compile_ms)}.")
     if setup.graphs:
         sizes = f"{_count(setup.graphs, 'graph')} for {_count(setup.sizes, 'size')}"
-        out.append(f"{sizes} were captured in {setup.capture_ms / 1e3:.2f} s and took {setup.graph_mib:.0f} MiB.")
+        out.append(f"{sizes} were captured in {_time(setup.capture_ms)} and took {setup.graph_mib:.0f} MiB.")
     return tuple(out)
+
+
+def _time(ms: float) -> str:
+    return f"{ms:.0f} ms" if ms < 100 else f"{ms / 1e3:.1f} s"
 
 
 def _count(n: int, word: str) -> str:

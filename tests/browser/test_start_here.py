@@ -188,7 +188,7 @@ def test_recorded_runs_come_through_the_same_controls(lab):
     press(lab, "Reset")
     box = panel(lab)
     box.get_by_role("button", name=re.compile("RECORDED")).click()
-    box.get_by_text("Nothing is loaded or captured").wait_for()
+    box.get_by_text("Nothing is loaded, compiled or captured").wait_for()
     batch = box.get_by_role("spinbutton").first
     batch.fill("13")
     batch.press("Enter")

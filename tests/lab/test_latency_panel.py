@@ -282,6 +282,7 @@ def test_every_mode_runs_compiled_or_not(live, mode, compile, runs, announced):
     names = [trace.name for trace in panel.figure.data if trace.showlegend]
     assert names == [f"TORCH_SDPA · {runs}{', compiled' if compile != 'NONE' else ''} · LIVE"]
     assert (", compiled" in panel.summary) == (compile != "NONE")
+    assert (">compile</th>" in panel.table_area.value) == (compile != "NONE")
 
 
 def test_the_first_compile_is_announced_and_then_known(worker):
@@ -311,7 +312,7 @@ def test_a_toggle_without_new_captures_says_what_was_kept(live):
     panel, made = live
     panel.mode.value = "FULL_DECODE_ONLY"
     press(panel)
-    assert panel.runs[0].ready == ("Captured 4 emulated graphs in 0.02 s.",)
+    assert panel.runs[0].ready == ("Captured 4 emulated graphs in 20 ms.",)
     assert "keep all 4 emulated graphs" in panel.cost.value
     panel.eager.value = True
     press(panel)

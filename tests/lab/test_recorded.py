@@ -116,7 +116,7 @@ def test_what_getting_ready_took_is_told_with_the_run_and_announced_for_that_mac
     (source,) = recorded_sources([stored])
     assert source.answer(where("PIECEWISE", "VLLM_COMPILE"), 1).ready == (
         "When it was recorded the model was compiled for the first time in 23.4 s.",
-        "124 graphs for 4 sizes were captured in 0.90 s and took 120 MiB.",
+        "124 graphs for 4 sizes were captured in 0.9 s and took 120 MiB.",
     )
     assert first_compiles([stored], "NVIDIA H200") == {"smollm2-135m": 23.4}
     warm = dataclasses.replace(stored, setups=(dataclasses.replace(setup, from_cache=True),))
