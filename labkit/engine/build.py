@@ -7,7 +7,6 @@ running one, and the graphs, estimated by capturing a few of them into a pool th
 from __future__ import annotations
 
 import dataclasses
-import gc
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -155,7 +154,6 @@ class Builder:
         except CaptureError:
             pass  # the capture itself will say so, and what is left then
         runner.drop_graphs()
-        gc.collect()
         torch.cuda.empty_cache()
         # The library's workspace for the stream and the backend's buffers stay: they are not taken a second time.
         kept = max(0, torch.cuda.memory_allocated(self.device) - before) / 2**20

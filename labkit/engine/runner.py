@@ -145,7 +145,8 @@ class Runner:
                     self._graphs[self._key, key] = graph
                     records.append(graph.record)
                     self.kv.locked = True
-                    self._remember_workspaces()
+                    if key.mode == "FULL":
+                        self._remember_workspaces()
             self._check_workspaces()
         except LabkitError as error:
             if isinstance(error, CaptureError):
@@ -153,7 +154,7 @@ class Runner:
             for made in todo:
                 if made.mode == key.mode:
                     self._graphs.pop((self._key, made), None)
-            if not self._graphs:
+            if not self._graphs or self.replaced():
                 self.drop_graphs()
             raise
         if progress:

@@ -21,6 +21,7 @@ import torch
 from labkit.engine.report import CaptureRecord
 from labkit.errors import CaptureError, CompileError, LabkitError
 from labkit.graphs.graph_nodes import kernel_nodes
+from labkit.graphs.trace import first_line, user_line
 
 #: (layer, query, output): called in place of attention, or to run it.
 BreakAt = Callable[[int, torch.Tensor, torch.Tensor], None]
@@ -140,7 +141,7 @@ class GraphCapturer:
                 raise
             raise CompileError(
                 f"the whole forward pass at size {size}",
-                f"torch.compile failed: {_first_line(error.__cause__)}",
+                f"torch.compile failed: {first_line(error.__cause__)}{user_line(error.__cause__)}",
                 "Set compilation_mode to NONE to run without it.",
             ) from error.__cause__
         if counters["inductor"]["cudagraph_skips"] > skipped:
@@ -351,7 +352,7 @@ def explained(mode: str, size: int) -> Iterator[None]:
         else:
             why, try_ = "an operation is not allowed in a graph", "Set cudagraph_mode to NONE to run without graphs."
         place = "" if out_of_memory else _place(first)
-        raise CaptureError(what, f"{why} ({_first_line(first)}{place})", try_, mode, out_of_memory) from error
+        raise CaptureError(what, f"{why} ({first_line(first)}{place})", try_, mode, out_of_memory) from error
 
 
 def _broken_from_outside(error: BaseException) -> bool:
@@ -407,7 +408,3 @@ def _in_turn(graphs: list[torch.cuda.CUDAGraph], calls: list[Callable[[], None]]
         last()
 
     return replay
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -8,6 +8,8 @@ of tokens changes, so the graph is taken from it and run by labkit itself.
 from __future__ import annotations
 
 import dataclasses
+import os
+import re
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -20,6 +22,7 @@ from labkit.errors import CompileError
 TOKEN_IDS, POSITIONS, NUM_TOKENS = "token_ids", "positions", "num_tokens"
 
 Forward = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+_FRAME = re.compile(r'File "(.*)", line (\d+), in .*\n(.*)')
 
 
 @dataclasses.dataclass
@@ -89,12 +92,23 @@ def trace(
         if not failed:
             raise CompileError(
                 "one graph of the whole forward pass",
-                f"the compiler stopped: {_first_line(error)}",
+                f"the compiler stopped: {first_line(error)}{user_line(error)}",
                 "Set compilation_mode to NONE to run without it.",
             ) from error
     if failed:
         raise failed[0]
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says, or its name where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".: ")
+
+
+def user_line(error: BaseException) -> str:
+    """The line that an error of torch.compile points to, as ", at file.py:12: code"; "" where it points nowhere."""
+    _, found, stack = str(error).rpartition("from user code:")
+    frames = _FRAME.findall(stack) if found else []
+    if not frames:
+        return ""
+    path, line, code = frames[-1]
+    return f", at {os.path.basename(path)}:{line}: {code.strip()}"

@@ -391,6 +391,26 @@ def test_a_whole_pass_that_cannot_be_compiled_leaves_an_engine_with_graphs(monke
         assert len(llm.generate([[1, 2, 3]])[0].token_ids) == 16
 
 
+def test_c39_a_line_that_cannot_be_compiled_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from labkit.models import traceable
+
+    forward = traceable.forward
+
+    def prints(*args: object) -> torch.Tensor:
+        print("tokens", args[1])
+        return forward(*args)
+
+    monkeypatch.setattr(traceable, "forward", prints)
+    monkeypatch.setenv("LABKIT_DISABLE_COMPILE_CACHE", "1")
+    settings = {**SMALL, "cudagraph_capture_sizes": [2], "compilation_mode": "STOCK_TORCH_COMPILE"}
+    for settings["compilation_mode"] in ("STOCK_TORCH_COMPILE", "VLLM_COMPILE"):
+        with (
+            pytest.warns(UserWarning, match=r'at test_capture\.py:\d+: print\("tokens", args\[1\]\)'),
+            LLM("tiny-llama", **settings) as llm,
+        ):
+            assert len(llm.generate([[1, 2, 3]])[0].token_ids) == 16
+
+
 def test_settings_of_the_whole_pass() -> None:
     def plan(**changes: object):  # type: ignore[no-untyped-def]
         config = EngineConfig(compilation_mode="STOCK_TORCH_COMPILE", **changes)
