@@ -331,7 +331,7 @@ def lengths(extent: Extent, page: int, rng: random.Random) -> Iterator[tuple[str
     decodes = [1, longest, *(rng.randint(1, longest) for _ in range(extent.requests))]
     yield "decodes", [1] * len(decodes), decodes
     # Alone: beside short contexts, whose errors are larger, a range of keys left out of a long one would go unnoticed.
-    yield "long decodes", [1] * 4, [longest, longest - 1, longest // 2 + 1, longest - page // 2]
+    yield "long decodes", [1] * 4, [longest, longest - 1, longest // 2 + 1, longest * 3 // 4]
     around = [n for n in (page - 1, page, page + 1, 2 * page) if 0 < n <= longest]
     yield "ends of pages", [1] * len(around) + [min(n, 2 * chunk) for n in around], around * 2
     yield "rows that see nothing", [5, 2, 0, 1, 0, 3, chunk], [2, 5, 0, 3, 7, 0, min(20, chunk // 2)]
@@ -577,7 +577,7 @@ class Captured:
             for_graph=True, is_uniform_decode=query_len == 1,
         )  # fmt: skip
         # The dummy batch that a capture sees: short, over the null block, and like nothing that comes later.
-        spread = [query_len] * reqs if query_len * reqs == tokens else [tokens - reqs + 1, *[1] * (reqs - 1)]
+        spread = [query_len] * reqs if query_len * reqs == tokens else [*[1] * (reqs - 1), tokens - reqs + 1]
         self.fill(spread, spread, [[0] * -(-n // page) for n in spread])
         with torch.inference_mode():
             backend.prepare(self.metadata)

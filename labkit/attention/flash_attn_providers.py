@@ -233,6 +233,7 @@ class FlashAttn3(Kernels):
             page_table=metadata.block_table, cu_seqlens_q=metadata.query_start_loc,
             max_seqlen_q=max(1, metadata.max_query_len), softmax_scale=scale, causal=True,
             window_size=_pair(spec.sliding_window), softcap=spec.logits_soft_cap or 0.0,
+            num_splits=1 if "num_splits" in self.lacks else spec.num_splits,
         )  # fmt: skip
 
 

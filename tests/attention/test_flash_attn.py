@@ -36,6 +36,8 @@ from labkit.attention.flash_attn_providers import (
 )
 from labkit.attention.interface import AttentionCGSupport, AttentionSpec, Availability, Platform, Provider
 from labkit.errors import BackendError
+from tests.parity import SMALL as PARITY
+from tests.parity import Case, Contender, check_case, prove_tier
 from tests.reference import PagedBatch, assert_attention_close, dense_attention, random_batch
 
 CPU = torch.device("cpu")
@@ -600,6 +602,31 @@ def sample(
 
 
 # --- how each library is called ------------------------------------------------------------------------------------
+
+
+def test_the_suites_cases_and_its_proof_of_the_tier(
+    library: tuple[type[Kernels], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Graphs made in inference mode and prepared outside it are among what it tries."""
+    adapter, _ = library
+    backend(monkeypatch, adapter, sample(adapter, [1], [1]))  # from here on the adapter is what is found
+    gpu = Platform("cuda", CAPABILITY[adapter.version])
+
+    class OnGPU(FlashAttentionBackend):
+        @classmethod
+        def why_not(cls, spec: AttentionSpec, platform: Platform, available: Any = None) -> list[Any]:
+            return super().why_not(spec, gpu, available)
+
+        @classmethod
+        def graph_support(cls, spec: AttentionSpec, platform: Platform, available: Any = None) -> Any:
+            return super().graph_support(spec, gpu, available)
+
+    contender = Contender(
+        f"{adapter.__name__} over a stand-in", "FAKE", (("flash_attn_version", adapter.version),), backend=OnGPU
+    )
+    case = Case((6, 2, 16), "float16", adapter.page_size, window=7, fused=True)
+    assert check_case(contender, case, CPU, PARITY).kind == "ran"
+    assert prove_tier(contender, case, CPU, PARITY).kind == "ran"
 
 
 @pytest.mark.parametrize("seed", range(4))
