@@ -128,7 +128,7 @@ class Builder:
         budget = min(int(total * config.gpu_memory_utilization), free + held) - peak - int(graphs * 2**20)
         asked = f"gpu_memory_utilization={config.gpu_memory_utilization}"
         if graphs:
-            asked += f", with {graphs:.0f} MiB for graphs,"
+            asked += f" ({graphs:.0f} MiB of it for graphs)"
         return num_blocks_that_fit(budget, block_bytes, useful, asked)
 
     @torch.inference_mode()
@@ -147,8 +147,11 @@ class Builder:
         dispatcher = GraphDispatcher(plan.mode, plan.capture_sizes, plan.config.max_num_seqs)
         runner.use(self.backend(), plan.graph_key, dispatcher, self.forward)
         kinds, estimated = kinds_of(dispatcher.capture_order()), None
+        sample = [key for keys in kinds for key in keys[:2]]
+        if self.progress:
+            self.progress("profiling", 0, 1, f"graph memory, from {len(sample)} captures")
         try:
-            taken = iter([r.mib for r in runner.capture_missing(only=[key for keys in kinds for key in keys[:2]])])
+            taken = iter([record.mib for record in runner.capture_missing(only=sample)])
             measured = [[next(taken) for _ in keys[:2]] for keys in kinds]
             estimated = extrapolate(measured, [len(keys) for keys in kinds])
         except CaptureError:

@@ -3,6 +3,7 @@
 `mode="reduce-overhead"` lets torch record and replay CUDA graphs itself; without CUDA it is plain Inductor. Shapes are
 static, so every size is a compile of its own, seconds to minutes for a real model. Before each replay torch checks its
 guards (one for every weight) and that the inputs lie where they lay: host time that a graph of labkit's own saves.
+Torch keeps its graphs for each thread, so the thread that compiles must be the one that runs.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from labkit import LLM, EngineConfig
 from labkit.attention.interface import Platform
 from labkit.config import CUDAGraphMode as Mode
-from labkit.engine.build import LEAST_MIB_PER_GRAPH, extrapolate, kinds_of
+from labkit.engine.build import LEAST_MIB_PER_GRAPH, Builder, extrapolate, kinds_of
 from labkit.engine.plan import lower, make_plan
 from labkit.errors import CaptureError, CompileError, ConfigError
 from labkit.graphs import compile_cache
@@ -275,11 +275,14 @@ def test_a_workspace_that_was_given_back_is_noticed() -> None:
 # --- weights ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("compilation", ["NONE", "VLLM_COMPILE"])
-def test_c34_weights_after_capture(compilation: str) -> None:
+def test_c34_weights_after_capture() -> None:
+    weights_after_capture(GRAPHS)
+
+
+def weights_after_capture(settings: dict) -> None:
     """Written in place: every graph has them. Replaced: the next reconfigure captures again."""
     batch = [p[:5] for p in prompts(2, seed=3)]
-    with LLM("tiny-llama", **EAGER) as eager, LLM("tiny-llama", **GRAPHS, compilation_mode=compilation) as llm:
+    with LLM("tiny-llama", **EAGER) as eager, LLM("tiny-llama", **settings) as llm:
         before, _ = teach(llm, batch, 4)
         for each in (eager, llm):
             each.reset()
@@ -309,6 +312,24 @@ def test_the_estimate_goes_by_two_graphs_of_each_kind() -> None:
     assert extrapolate([[40.0, 0.0]], [5]) == 40 + 4 * LEAST_MIB_PER_GRAPH
     assert extrapolate([[40.0]], [1]) == 40
     assert extrapolate([], []) == 0
+
+
+def test_the_estimate_captures_two_of_each_kind_and_forgets_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, with the emulation in place of graphs: it takes no memory, so the least is set aside."""
+    for name in ("memory_allocated", "empty_cache", "synchronize"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: 0)
+    with LLM("tiny-llama", **GRAPHS) as llm:
+        engine, said = llm.engine, []
+        builder = Builder(
+            engine.model, engine.plan, engine.device, engine._backend, None, lambda *words: said.append(words), False
+        )
+        layout = builder.build()
+        assert layout.estimate.estimated_mib is None and layout.runner.kv is layout.kv
+        builder._profile_run(layout.runner)
+        builder._estimate_graphs(layout.runner)
+        assert builder.estimate.estimated_mib == 2 * 3 * LEAST_MIB_PER_GRAPH and builder.estimate.estimate_ms > 0
+        assert [words[3] for words in said] == ["graph memory, from 4 captures"]
+        assert not layout.runner._graphs and not layout.kv.locked
 
 
 def test_nothing_is_set_aside_on_a_cpu() -> None:
@@ -434,16 +455,19 @@ def test_settings_of_the_whole_pass() -> None:
     [
         {},
         {"cudagraph_mode": "PIECEWISE"},
-        {"compilation_mode": "VLLM_COMPILE"},
         {"compilation_mode": "STOCK_TORCH_COMPILE", "cudagraph_capture_sizes": [2]},
     ],
-    ids=["full and piecewise", "piecewise", "compiled", "whole"],
+    ids=["full and piecewise", "piecewise", "whole"],
 )
 def test_c44_nothing_is_left_of_a_closed_engine(settings: dict) -> None:
+    nothing_is_left({**GRAPHS, **settings}, 2 if settings else 5)
+
+
+def nothing_is_left(settings: dict, turns: int) -> None:
     """Engines in a row, every second one after an exception in generate that somebody keeps, frames and all."""
     kept: list[object] = []
-    for turn in range(2 if settings else 5):
-        llm = LLM("tiny-llama", **{**GRAPHS, **settings})
+    for turn in range(turns):
+        llm = LLM("tiny-llama", **settings)
         engine = llm.engine
         graph = next(iter(engine.runner._graphs.values()))
         gone = [weakref.ref(x) for x in (engine.runner, engine.kv, engine.kv.data, engine.inputs, graph.output)]

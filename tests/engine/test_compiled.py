@@ -13,6 +13,7 @@ from labkit import LLM
 from labkit.engine import compiled as compiled_module
 from labkit.errors import CompileError, ConfigError
 from labkit.graphs import compile_cache
+from tests.engine.test_capture import nothing_is_left, weights_after_capture
 from tests.engine.test_engine import EAGER, SMALL, prompts
 from tests.teacher import assert_same_logits, one_by_one, teach
 
@@ -97,6 +98,14 @@ def test_toggling_keeps_weights_and_code(monkeypatch: pytest.MonkeyPatch) -> Non
         on = llm.reconfigure(compilation_mode="VLLM_COMPILE")
         assert "compile" not in on.rebuilt_ms and "graphs" in on.kept, "both are still there"
         assert llm.generate([[1, 2, 3]])[0].token_ids == text
+
+
+def test_c34_weights_after_compilation_and_capture() -> None:
+    weights_after_capture(COMPILED)
+
+
+def test_c44_nothing_is_left_of_a_closed_compiled_engine() -> None:
+    nothing_is_left(COMPILED, turns=2)
 
 
 def test_a_compile_that_fails_leaves_an_engine_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:

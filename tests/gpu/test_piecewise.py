@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from labkit import LLM
+from labkit import LLM, SamplingParams
 from labkit.graphs import compile_cache
 from labkit.graphs.capture import borrow
 from tests.gpu.test_engine import SMALL, prompts
@@ -78,6 +78,20 @@ def test_bfloat16_compiled_is_as_close_to_float32_as_eager() -> None:
             continue
         errors[compilation] = sum((ours[k] - exact[k]).norm().item() ** 2 for k in exact) ** 0.5
     assert errors["VLLM_COMPILE"] <= 1.25 * errors["NONE"], errors
+
+
+def test_c35_no_number_of_tokens_compiles_anything_after_start_up() -> None:
+    from torch._dynamo.utils import counters
+
+    with LLM("tiny-llama", **SMALL, cudagraph_capture_sizes=SIZES, compilation_mode="VLLM_COMPILE") as llm:
+        compiled = dict(counters["stats"])
+        for tokens in range(1, 65):
+            llm.generate([[3] * tokens], SamplingParams(max_tokens=2))
+        assert dict(counters["stats"]) == compiled
+        records = {(r.mode, r.size): r.kernel_nodes for r in llm.capture_records}
+        for size in (1, 2, 4, 6):
+            full, pieces = records["FULL", size], records["PIECEWISE", size]
+            assert full is not None and pieces is not None and full > pieces, "attention is in a FULL graph only"
 
 
 def test_memory_grows_far_slower_than_the_number_of_sizes() -> None:
