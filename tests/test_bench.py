@@ -387,6 +387,27 @@ def test_a_backend_that_cannot_serve_is_noted_and_passed_over(fake, tmp_path: Pa
     assert len(fake.made) == made, "with every row there or refused no engine is made"
 
 
+def test_what_fails_unexpectedly_is_passed_over_and_tried_again_by_a_later_run(fake, tmp_path, monkeypatch) -> None:
+    out, real = tmp_path / "x.json.gz", suites.bench_step
+
+    def step(llm, batch, context, *, requested_mode, **kwargs):
+        if (llm.selection.selected, requested_mode) == ("TRITON_ATTN", "NONE"):
+            raise RuntimeError("ninja: build stopped")
+        return real(llm, batch, context, requested_mode=requested_mode, **kwargs)
+
+    monkeypatch.setattr(suites, "bench_step", step)
+    recording = bench.record(SMALL, out, device="cpu")
+    (one,) = recording.refused
+    assert (one.backend, one.requested_mode, one.reason) == (
+        "TRITON_ATTN",
+        "NONE",
+        "RuntimeError: ninja: build stopped",
+    )
+    assert len(recording.rows) == 10 and load(out).refused == ()
+    monkeypatch.setattr(suites, "bench_step", real)
+    assert len(bench.record(SMALL, out, device="cpu").rows) == 12
+
+
 def test_compile_and_modes_are_dimensions_of_a_suite(fake, tmp_path: Path) -> None:
     suite = dataclasses.replace(SMALL, backends=("TRITON_ATTN",), modes=("FULL", "PIECEWISE"), graph_sizes=(1, 8),
                                 compile=("NONE", "VLLM_COMPILE"))  # fmt: skip

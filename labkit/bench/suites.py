@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,6 +118,7 @@ def record(
     """Measure a suite into `out`. Rows that the file already holds are kept if machine and code are the same.
 
     A backend that cannot serve a model here, or a mode that it cannot run, is noted with its reason and passed over.
+    So is one that fails in another way, in what is returned only: a later run tries it again.
 
     Raises:
         ProvenanceError: the file holds rows of another machine, version or commit.
@@ -151,8 +152,8 @@ def record(
                         llm.reconfigure(
                             attention_backend=backend, compilation_mode=compile, cudagraph_mode=config.cudagraph_mode
                         )
-                except LabkitError as error:
-                    log.refuse(Refusal(Path(model).name, backend, compile, "", str(error)))
+                except Exception as error:  # a kernel library that cannot be built fails in its own way
+                    log.refuse(Refusal(Path(model).name, backend, compile, "", _said(error)), error)
                     continue
                 if (llm.config.compilation_mode or "NONE") != compile:
                     log.refuse(Refusal(Path(model).name, backend, compile, "", _last_note(llm)))
@@ -165,10 +166,14 @@ def record(
                         return log.recording
                     where = f"{model} {backend} compile {compile} {mode.name} batch {batch} context {context}"
                     progress("recording", len(log.rows), total, where)
-                    row = bench_step(
-                        llm, batch, context, steps=suite.steps, warmup=suite.warmup, requested_mode=mode.name,
-                        yardsticks=yardsticks,
-                    )  # fmt: skip
+                    try:
+                        row = bench_step(
+                            llm, batch, context, steps=suite.steps, warmup=suite.warmup, requested_mode=mode.name,
+                            yardsticks=yardsticks,
+                        )  # fmt: skip
+                    except Exception as error:
+                        log.refuse(Refusal(Path(model).name, backend, compile, mode.name, _said(error)), error)
+                        continue
                     log.add(row)
     return log.recording
 
@@ -181,6 +186,7 @@ class _Log:
         self.rows: dict[tuple[Any, ...], Row] = {}
         self._refused: dict[tuple[Any, ...], Refusal] = {}
         self._setups: dict[tuple[Any, ...], Setup] = {}
+        self._failed: dict[tuple[Any, ...], Refusal] = {}
         if not out.exists():
             return
         before = load(out)
@@ -197,24 +203,33 @@ class _Log:
 
     @property
     def recording(self) -> Recording:
-        refused, setups = tuple(self._refused.values()), tuple(self._setups.values())
-        return Recording(self._provenance, tuple(self.rows.values()), refused, setups)
+        """All that is known, what failed in this run included."""
+        return self._recording((*self._refused.values(), *self._failed.values()))
+
+    def _recording(self, refused: Iterable[Refusal]) -> Recording:
+        return Recording(self._provenance, tuple(self.rows.values()), tuple(refused), tuple(self._setups.values()))
 
     def is_open(self, key: tuple[Any, ...]) -> bool:
         """Whether a row is neither measured nor refused yet, itself or with its whole backend."""
-        return key not in self.rows and key[:4] not in self._refused and (*key[:3], "") not in self._refused
+        refused = {**self._refused, **self._failed}
+        return key not in self.rows and key[:4] not in refused and (*key[:3], "") not in refused
 
     def add(self, row: Row) -> None:
         self.rows[row.key] = row
-        self.recording.save(self._out)
+        self._save()
 
     def ready(self, one: Setup) -> None:
         """Keep the first: what an interrupted run has compiled is in the cache when it goes on."""
         self._setups.setdefault(one.key, one)
 
-    def refuse(self, one: Refusal) -> None:
-        self._refused[one.key] = one
-        self.recording.save(self._out)
+    def refuse(self, one: Refusal, error: Exception | None = None) -> None:
+        """Pass over what cannot run; in the file only where the engine itself gave the reason."""
+        kept = error is None or isinstance(error, LabkitError)
+        (self._refused if kept else self._failed)[one.key] = one
+        self._save()
+
+    def _save(self) -> None:
+        self._recording(self._refused.values()).save(self._out)
 
 
 def _keys(suite: Suite, model: str, backend: str, compile: str) -> Iterator[tuple[Any, ...]]:
@@ -234,14 +249,14 @@ def _points(suite: Suite, llm: LLM, log: _Log, where: tuple[str, str, str]) -> I
     """Every (mode, batch, context), the engine switched to the mode first; a mode it does not get is noted."""
     widest = llm.config.max_num_seqs
     for name in suite.modes:
-        mode, why = CUDAGraphMode[name], ""
+        mode, why, failure = CUDAGraphMode[name], "", None
         try:
             llm.reconfigure(cudagraph_mode=mode)
-        except LabkitError as error:
-            why = str(error)
-        if llm.cudagraph_mode is not mode:
+        except Exception as error:
+            why, failure = _said(error), error
+        if failure or llm.cudagraph_mode is not mode:
             why = why or f"{llm.cudagraph_mode.name} runs instead: {'; '.join(llm.mode_trail)}"
-            log.refuse(Refusal(Path(where[0]).name, where[1], where[2], name, why))
+            log.refuse(Refusal(Path(where[0]).name, where[1], where[2], name, why), failure)
             continue
         log.ready(_setup(llm, where, name))
         sizes = llm.capture_sizes
@@ -252,6 +267,10 @@ def _points(suite: Suite, llm: LLM, log: _Log, where: tuple[str, str, str]) -> I
     llm.reconfigure(cudagraph_mode=CUDAGraphMode.NONE)
     for context in suite.contexts:
         yield from ((CUDAGraphMode.NONE, batch, context) for batch in suite.eager_batches if batch <= widest)
+
+
+def _said(error: Exception) -> str:
+    return str(error) if isinstance(error, LabkitError) else f"{type(error).__name__}: {error}"
 
 
 def _setup(llm: LLM, where: tuple[str, str, str], requested_mode: str) -> Setup:

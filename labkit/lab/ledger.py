@@ -59,7 +59,8 @@ class Ledger:
 
     def note_step(self, settings: Settings, ms: float) -> None:
         """The median step of a run."""
-        self._step_ms[(*_code(settings), settings.mode)] = ms
+        key = *_code(settings), settings.mode
+        self._step_ms[key] = ms
 
     # --- what will be ----------------------------------------------------------------------------------------------
 
