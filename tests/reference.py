@@ -32,10 +32,9 @@ class PagedBatch:
 
     def keys(self, request: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Dense K and V of one request, `[kv_len, Hkv, D]`."""
-        n, block_size = self.kv_lens[request], self.key_cache.shape[1]
-        where = [(self.tables[request][p // block_size], p % block_size) for p in range(n)]
-        blocks, offsets = [b for b, _ in where], [o for _, o in where]
-        return self.key_cache[blocks, offsets], self.value_cache[blocks, offsets]
+        n = self.kv_lens[request]
+        pages = self.tables[request][: math.ceil(n / self.key_cache.shape[1])]
+        return self.key_cache[pages].flatten(0, 1)[:n], self.value_cache[pages].flatten(0, 1)[:n]
 
     def metadata(self, *, pad_reqs: int = 0, pad_tokens: int = 0, max_blocks: int | None = None) -> AttentionMetadata:
         """This batch as a backend sees it, with padding behind it."""
@@ -93,8 +92,8 @@ def random_batch(
     if poison:
         readable = torch.zeros(shape[:2], dtype=torch.bool)
         for table, n in zip(tables, kv_lens, strict=True):
-            for p in range(n):
-                readable[table[p // block_size], p % block_size] = True
+            for first, page in zip(range(0, n, block_size), table, strict=True):
+                readable[page, : n - first] = True
         for cache in caches:
             cache[~readable] = math.nan
     query = torch.randn((sum(query_lens), num_heads, head_size), generator=rng)
@@ -140,11 +139,14 @@ def dense_attention(
     return torch.cat(outputs), torch.cat(lses)
 
 
-def assert_attention_close(batch: PagedBatch, output: torch.Tensor, *, what: str = "", **features: object) -> None:
-    """The numerics rule of the project, with the largest error named."""
-    exact, _ = dense_attention(batch, **features)  # type: ignore[arg-type]
+def assert_attention_close(
+    batch: PagedBatch, output: torch.Tensor, *, what: str = "", **features: object
+) -> torch.Tensor:
+    """The numerics rule of the project, with the largest error named. Returns the exact LSE `[T, Hq]`."""
+    exact, lse = dense_attention(batch, **features)  # type: ignore[arg-type]
     same_dtype, _ = dense_attention(batch, dtype=batch.query.dtype, **features)  # type: ignore[arg-type]
     assert torch.isfinite(output).all(), f"{what}: not finite"
     allowed = 2 * (same_dtype.double() - exact).abs().max().item() + 1e-5 if exact.numel() else 0.0
     error = (output.double() - exact).abs().max().item() if exact.numel() else 0.0
     assert error <= allowed, f"{what}: error {error:.2e} above the allowed {allowed:.2e}"
+    return lse

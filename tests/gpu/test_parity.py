@@ -21,6 +21,7 @@ from tests.parity import (
     FLEX_BASE,
     GRID,
     LARGE,
+    PAGES,
     WIDE,
     Case,
     Contender,
@@ -38,13 +39,18 @@ from tests.parity import (
 
 CUDA = torch.device("cuda")
 Tell = Callable[..., None]
-#: Of the grid of head sizes and ratios every point is a kernel of its own: fewer batches each.
-ON_GRID = ("mixed", "decodes", "rows that see nothing")
 
 
 def every(cases: str) -> pytest.MarkDecorator:
     pairs = [(contender, case) for contender in CONTENDERS for case in getattr(contender, cases)]
     return pytest.mark.parametrize(("contender", "case"), pairs, ids=str)
+
+
+def kinds_of(case: Case) -> tuple[str, ...]:
+    """Which batches: every point of a grid is a kernel of its own, or several, so it gets fewer than a feature."""
+    if case in GRID:
+        return ("mixed", "rows that see nothing", *(["decodes"] if case.lse else []))
+    return ("mixed", "decodes", "ends of pages") if case in PAGES else ()
 
 
 def plain(contender: Contender) -> Case:
@@ -54,7 +60,7 @@ def plain(contender: Contender) -> Case:
 
 @every("cases")
 def test_equals_dense_attention(contender: Contender, case: Case, tell: Tell) -> None:
-    tell(contender, check_case(contender, case, CUDA, LARGE, ON_GRID if case in GRID else ()))
+    tell(contender, check_case(contender, case, CUDA, LARGE, kinds_of(case)))
 
 
 @every("proofs")
