@@ -137,6 +137,19 @@ def test_the_engine_runs_with_what_could_be_captured(
         assert_same_logits(teach(llm, batch, 4)[0], reference)
 
 
+def test_a_kind_that_is_complete_is_not_captured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing_capture(monkeypatch, ("FULL",))
+    segments, made = GraphCapturer.capture_segments, []
+
+    def count(self, size, *args):  # type: ignore[no-untyped-def]
+        made.append(size)
+        return segments(self, size, *args)
+
+    monkeypatch.setattr(GraphCapturer, "capture_segments", count)
+    with pytest.warns(UserWarning, match="mode PIECEWISE"), LLM("tiny-llama", **GRAPHS):
+        assert made == [8, 4, 2, 1]
+
+
 def test_an_error_names_the_line_that_a_graph_cannot_hold() -> None:
     """Ending a broken capture raises again; the first error is the one with the operation."""
 
