@@ -197,7 +197,7 @@ class TritonAttentionBackend(AttentionBackend):
         tiles, head_tiles = query_tiles(tile, self.group, num_tokens, num_reqs, 1 if one_token else 2)
         programs = tiles * spec.num_kv_heads * head_tiles
         if not spec.batch_invariant and spec.dtype != "float32":
-            tile = refine_tile(tile, spec.head_size, max_seq_len, programs, self.num_sms, self.platform.capability)
+            tile = refine_tile(tile, spec.head_size, programs, self.num_sms, self.platform.capability)
         room = self._scratch_rows // max(1, num_tokens * spec.num_heads)
         if spec.batch_invariant:
             splits, fixed_range = fixed_ranges(spec.max_model_len, tile.block_n, spec.num_splits)

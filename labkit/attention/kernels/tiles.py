@@ -75,25 +75,24 @@ def choose_tile(
     return None
 
 
-def refine_tile(
-    tile: Tile, head_size: int, keys: int, programs: int, num_sms: int, capability: tuple[int, int] | None
-) -> Tile:
-    """A tile for Hopper that suits the batch better than `choose_tile`'s, where one was measured; else the same.
+def refine_tile(tile: Tile, head_size: int, programs: int, num_sms: int, capability: tuple[int, int] | None) -> Tile:
+    """A tile for decodes on Hopper that suits the batch better than `choose_tile`'s, where one was measured.
 
-    Timed on an H200 (32/8 heads of 128, bfloat16, rotated KV). Chunks over up to 2,048 keys: tiles of 32 keys need
-    fewer masked ones at the end, 241 µs against 261 for 8 × 1,024 tokens. Decodes: the narrow tile takes half the
-    registers, so six programs share an SM and not three; it pays where that turns two waves of programs into one, 66 µs
-    against 77 for 64 requests.
+    With half the keys it takes half the registers, so six programs share an SM and not three. That pays where it turns
+    two waves of programs into one: 65 µs against 77 for 64 requests of 1,024 tokens on an H200 (32/8 heads of 128,
+    bfloat16, rotated KV).
 
     Args:
-        keys: the longest context; the worst case under a graph.
         programs: of the unsplit batch; num_sms: 0 where it is unknown.
     """
-    if capability is None or capability[0] != 9 or not 64 < head_size <= 128 or tile.block_n != 64:
+    if (
+        capability is None
+        or capability[0] != 9
+        or not 64 < head_size <= 128
+        or (tile.block_m, tile.block_n) != (16, 64)
+    ):
         return tile
-    one_wave = 3 * num_sms < programs <= 6 * num_sms
-    narrow = one_wave if tile.block_m == 16 else keys <= 2048
-    return dataclasses.replace(tile, block_n=32) if narrow else tile
+    return dataclasses.replace(tile, block_n=32) if 3 * num_sms < programs <= 6 * num_sms else tile
 
 
 def query_tiles(tile: Tile, group: int, num_tokens: int, num_reqs: int, max_query_len: int) -> tuple[int, int]:
