@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -346,7 +346,7 @@ class LLM:
         else:
             backend = self._with_environment(asked).attention_backend
             if backend:
-                self.engine.available.update(find_backends(self.engine.platform, backend))
+                self.engine.available = find_backends(self.engine.platform, backend)
             with self._naming_the_variable(asked):
                 report = self.engine.reconfigure(**{**changes, "attention_backend": backend})
         self._asked = asked
@@ -471,10 +471,10 @@ def environment_backend(word: str | None = None) -> str | None:
         raise ConfigError(f"{BACKEND_VARIABLE}={word!r} (environment variable)", error.why, error.try_) from None
 
 
-def find_backends(platform: Platform, requested: str | None = None) -> dict[str, Availability]:
+def find_backends(platform: Platform, requested: str | None = None) -> Mapping[str, Availability]:
     """Which backends load in this process. An explicit TRITON_ATTN on a CPU switches Triton's interpreter on first."""
     from labkit.attention import registry
 
     if requested == "TRITON_ATTN" and platform.device_type == "cpu":
         os.environ.setdefault("TRITON_INTERPRET", "1")  # read once, when Triton is first imported
-    return {name: registry.availability(name) for name in registry.BACKENDS}
+    return registry.Installed()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator, Mapping
 
 from labkit.attention.interface import AttentionBackend, Availability, Platform
 from labkit.errors import ConfigError, did_you_mean
@@ -34,6 +35,29 @@ def load(name: str) -> type[AttentionBackend]:
 def availability(name: str) -> Availability:
     """Whether the backend's provider loads in this process."""
     return load(name).availability()
+
+
+class Installed(Mapping[str, Availability]):
+    """Which backends load in this process: each is asked when somebody wants to know, and its answer kept.
+
+    Importing a library takes seconds, and probing one may compile a kernel.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, Availability] = {}
+
+    def __getitem__(self, name: str) -> Availability:
+        if name not in self._known:
+            if name not in BACKENDS:
+                raise KeyError(name)
+            self._known[name] = availability(name)
+        return self._known[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(BACKENDS)
+
+    def __len__(self) -> int:
+        return len(BACKENDS)
 
 
 def platform_for_gpu(name: str) -> Platform:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 
 from labkit.attention import registry
 from labkit.attention.interface import (
@@ -37,14 +38,27 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """The backend picked and every candidate, in automatic order, explicit-only ones last."""
+    """The backend picked and, asked for only when somebody wants to see them, all candidates.
 
-    selected: str
+    A library that nobody chose is not imported, and no kernel of it compiled for a probe, to start an engine with
+    another.
+    """
+
+    mine: Candidate
     requested: str | None
-    candidates: tuple[Candidate, ...]
+    ask: Callable[[], tuple[Candidate, ...]] = dataclasses.field(repr=False, compare=False)
+
+    @property
+    def selected(self) -> str:
+        return self.mine.name
+
+    @functools.cached_property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """Every backend's answer, in automatic order, explicit-only ones last."""
+        return self.ask()
 
     def candidate(self, name: str) -> Candidate:
-        return next(c for c in self.candidates if c.name == name)
+        return self.mine if name == self.mine.name else next(c for c in self.candidates if c.name == name)
 
 
 def candidates(
@@ -60,25 +74,34 @@ def candidates(
         block_size_is_set: false asks each backend for the page size that it prefers, in place of `spec.block_size`.
     """
     order = registry.priority(platform)
-    out = []
-    for name in [*order, *(n for n in registry.BACKENDS if n not in order)]:
-        place = order.index(name) + 1 if name in order else None
-        cls = registry.load(name)
-        status = available.get(name) if available is not None else None
-        asked = spec
-        if not block_size_is_set:
-            asked = dataclasses.replace(spec, block_size=cls.preferred_block_size(spec, platform, status))
-        reasons = cls.why_not(asked, platform, status)
-        if status is not None and not status.usable:
-            missing = status.reason.startswith("ModuleNotFoundError")
-            mend = "install it" if missing else "mend its installation"
-            reasons = [Reason(status.reason, f"{mend}, or pick another backend"), *reasons]
-        tier, why = cls.graph_support(asked, platform, status)
-        if asked.split_mixed_batches:
-            tier, why = lowered_tier(tier, why)
-        versions = cls.versions(asked, platform, status)
-        out.append(Candidate(name, not reasons, tuple(reasons), tier, why, place, asked.block_size, versions))
-    return tuple(out)
+    names = [*order, *(n for n in registry.BACKENDS if n not in order)]
+    return tuple(_candidate(name, order, spec, platform, available, block_size_is_set) for name in names)
+
+
+def _candidate(
+    name: str,
+    order: Sequence[str],
+    spec: AttentionSpec,
+    platform: Platform,
+    available: Mapping[str, Availability] | None,
+    block_size_is_set: bool,
+) -> Candidate:
+    place = order.index(name) + 1 if name in order else None
+    cls = registry.load(name)
+    status = available.get(name) if available is not None else None
+    asked = spec
+    if not block_size_is_set:
+        asked = dataclasses.replace(spec, block_size=cls.preferred_block_size(spec, platform, status))
+    reasons = cls.why_not(asked, platform, status)
+    if status is not None and not status.usable:
+        missing = status.reason.startswith("ModuleNotFoundError")
+        mend = "install it" if missing else "mend its installation"
+        reasons = [Reason(status.reason, f"{mend}, or pick another backend"), *reasons]
+    tier, why = cls.graph_support(asked, platform, status)
+    if asked.split_mixed_batches:
+        tier, why = lowered_tier(tier, why)
+    versions = cls.versions(asked, platform, status)
+    return Candidate(name, not reasons, tuple(reasons), tier, why, place, asked.block_size, versions)
 
 
 def select(
@@ -100,7 +123,11 @@ def select(
         BackendError: the requested backend cannot serve, or none can.
         ConfigError: there is no backend of that name.
     """
-    found = candidates(spec, platform, available, block_size_is_set)
+
+    def ask() -> tuple[Candidate, ...]:
+        return candidates(spec, platform, available, block_size_is_set)
+
+    order = registry.priority(platform)
     if requested is not None:
         name = requested.upper()
         if name not in registry.BACKENDS:
@@ -109,18 +136,19 @@ def select(
                 "there is no backend of that name",
                 did_you_mean(name, registry.BACKENDS),
             )
-        mine = next(c for c in found if c.name == name)
+        mine = _candidate(name, order, spec, platform, available, block_size_is_set)
         if not mine.usable:
-            others = [c.name for c in found if c.usable and c.order is not None]
+            others = [c.name for c in ask() if c.usable and c.order is not None]
             hint = f"Usable here: {', '.join(others)}." if others else "No backend can serve this configuration."
             raise BackendError(f"attention_backend={name!r}", "; ".join(map(str, mine.reasons)), hint)
-        return Selection(name, name, found)
-    usable = [c for c in found if c.usable and c.order is not None]
-    if not usable:
-        why = " | ".join(f"{c.name}: {'; '.join(map(str, c.reasons))}" for c in found)
-        raise BackendError(
-            f"attention for {spec.dtype}, head size {spec.head_size} on {platform.sm}",
-            why,
-            "Change dtype or block_size.",
-        )
-    return Selection(min(usable, key=lambda c: c.order or 0).name, None, found)
+        return Selection(mine, name, ask)
+    for name in order:
+        mine = _candidate(name, order, spec, platform, available, block_size_is_set)
+        if mine.usable:
+            return Selection(mine, None, ask)
+    why = " | ".join(f"{c.name}: {'; '.join(map(str, c.reasons))}" for c in ask())
+    raise BackendError(
+        f"attention for {spec.dtype}, head size {spec.head_size} on {platform.sm}",
+        why,
+        "Change dtype or block_size.",
+    )

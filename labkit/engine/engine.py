@@ -10,7 +10,7 @@ import functools
 import gc
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -70,7 +70,7 @@ class Engine:
         config: EngineConfig,
         platform: Platform,
         device: torch.device,
-        available: dict[str, Availability],
+        available: Mapping[str, Availability],
         progress: Progress | None = None,
         debug: bool = False,
     ) -> None:

@@ -215,3 +215,36 @@ def test_the_plan_says_how_the_mode_came_about() -> None:
     assert sdpa.mode.name == "FULL_DECODE_ONLY"
     eager = make_plan(EngineConfig(cudagraph_mode="FULL", enforce_eager=True), MODEL, hopper, LOADS)
     assert eager.mode.name == "NONE" and eager.capture_sizes == ()
+
+
+def test_a_library_that_nobody_chose_is_not_asked() -> None:
+    """Asking may import it and compile a kernel for a probe; the list of all candidates asks when it is looked at."""
+    asked: list[str] = []
+
+    class Spy(dict[str, Availability]):
+        def get(self, name: str, default: object = None) -> Availability:  # type: ignore[override]
+            asked.append(name)
+            return Availability(name in ("TRITON_ATTN", "TORCH_SDPA"), "" if name != "FLASH_ATTN" else "not here")
+
+    spec, hopper = dataclasses.replace(SPEC, block_size=16), registry.platform_for_gpu("H200")
+    explicit = select(spec, hopper, "TRITON_ATTN", Spy())
+    assert (explicit.selected, asked) == ("TRITON_ATTN", ["TRITON_ATTN"])
+    assert explicit.candidate("TRITON_ATTN").usable and asked == ["TRITON_ATTN"]
+    asked.clear()
+    automatic = select(spec, hopper, None, Spy())
+    assert automatic.selected == "TRITON_ATTN" and asked == ["FLASH_ATTN", "FLASHINFER", "TRITON_ATTN"]
+    assert {c.name for c in automatic.candidates} == set(registry.BACKENDS) <= set(asked)
+
+
+def test_what_loads_is_asked_once_per_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def availability(name: str) -> Availability:
+        asked.append(name)
+        return Availability(True)
+
+    monkeypatch.setattr(registry, "availability", availability)
+    here = registry.Installed()
+    assert list(here) == list(registry.BACKENDS) and asked == []
+    assert here["FLASH_ATTN"] is here.get("FLASH_ATTN") and here.get("NO_SUCH") is None
+    assert asked == ["FLASH_ATTN"]

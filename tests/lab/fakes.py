@@ -72,7 +72,7 @@ class FakeLLM:
 
     @property
     def selection(self) -> Selection:
-        return Selection("TORCH_SDPA", None, CANDIDATES)
+        return Selection(CANDIDATES[0], None, lambda: CANDIDATES)
 
     @property
     def cudagraph_mode(self) -> CUDAGraphMode:
