@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 
 #: Scores that the eager path on a CPU holds at once, in bytes; a call with more rows is cut into several.
 CPU_SCORE_BYTES = 1 << 28
+#: torch compiles a call of fewer rows separately (its kernel for short queries, even where that is not taken).
+LEAST_ROWS = 128
 #: A key position that no row reaches.
 NOWHERE = 1 << 30
 _ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -96,8 +98,8 @@ def edge_pages(block_m: int, group: int, block_size: int, window: int | None) ->
 
 
 def num_tiles(num_tokens: int, num_reqs: int, group: int, block_m: int) -> int:
-    """Tiles that any batch of this padded shape fits in; at least 2, because torch.compile treats 1 as special."""
-    return num_tokens * group // block_m + min(num_reqs, num_tokens) + 1
+    """Tiles that any batch of this padded shape fits in, `LEAST_ROWS` and 2 at least (1 is special to torch.compile)."""
+    return max(num_tokens * group // block_m + min(num_reqs, num_tokens) + 1, -(-LEAST_ROWS // block_m))
 
 
 class FlexAttentionBackend(AttentionBackend):

@@ -413,6 +413,15 @@ def test_tiles_are_what_the_kernel_takes(gpu: str) -> None:
         assert tile.block_n & (tile.block_n - 1) == 0 and tile.block_m & (tile.block_m - 1) == 0
 
 
+@pytest.mark.parametrize("block_m", [16, 32, 64, 128])
+@pytest.mark.parametrize("group", [1, 3, 8])
+def test_every_batch_is_on_one_side_of_what_torch_compiles_apart(block_m: int, group: int) -> None:
+    """Inductor asks whether a query has fewer than 128 rows, and that becomes a guard: 12 decodes, 13 decodes."""
+    for num_reqs, num_tokens in ((1, 1), (1, 128), (5, 5), (33, 33), (7, 346)):
+        tiles = num_tiles(num_tokens, num_reqs, group, block_m)
+        assert tiles >= 2 and tiles * block_m >= max(128, num_tokens * group)
+
+
 def test_it_claims_every_graph_and_says_on_a_cpu_what_it_costs() -> None:
     spec = AttentionSpec(9, 3, 64, "bfloat16", 64)
     assert FlexAttentionBackend.graph_support(spec, CUDA)[0] is AttentionCGSupport.ALWAYS
