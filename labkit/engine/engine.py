@@ -36,6 +36,7 @@ from labkit.errors import CaptureError, CompileError, LabkitError, RequestError
 from labkit.graphs.dispatcher import GraphDispatcher
 from labkit.models.loader import LoadedModel
 from labkit.scheduling.request import Request, RequestStatus
+from labkit.scheduling.step import ScheduledStep
 
 if TYPE_CHECKING:
     from labkit.engine.compiled import CompiledModel, CompileReport
@@ -257,14 +258,14 @@ class Engine:
             sampling = [item.request for item in items if item.samples]
             sampled = self.sampler.sample(result.logits, sampling)
         except torch.cuda.OutOfMemoryError as error:
-            self.scheduler.rollback(scheduled)
+            self._undo(scheduled)
             raise LabkitError(
                 f"a step of {scheduled.num_tokens} tokens",
                 "the GPU ran out of memory",
                 "Lower gpu_memory_utilization or max_num_batched_tokens.",
             ) from error
         except BaseException:
-            self.scheduler.rollback(scheduled)
+            self._undo(scheduled)
             raise
         t_sample = clock()
         token = iter(sampled.token_ids)
@@ -305,6 +306,10 @@ class Engine:
             scheduled={item.request.request_id: item.num_tokens for item in items},
             outputs=tuple(outputs),
         )
+
+    def _undo(self, scheduled: ScheduledStep) -> None:
+        self.scheduler.rollback(scheduled)
+        self.inputs.forget_rows()
 
     def _idle_report(self, begin: float) -> StepReport:
         wall = (time.perf_counter() - begin) * 1e3

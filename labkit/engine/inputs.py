@@ -174,6 +174,10 @@ class StepInputs:
         if changed and self._device_table is not self._host_table:
             self._device_table[:changed].copy_(self._host_table[:changed], non_blocking=True)
 
+    def forget_rows(self) -> None:
+        """Write every row of the table anew: a step was undone, and requests may come back with other blocks."""
+        self._rows = [(-1, 0, self.max_blocks)] * self.max_num_reqs
+
     def fill_dummy(self, num_tokens: int, num_reqs: int, max_query_len: int, max_seq_len: int) -> StepView:
         """A step in the worst-case shape that writes nothing and reads the null block, for warm-up and capture.
 

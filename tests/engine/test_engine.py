@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import random
@@ -280,6 +281,33 @@ def test_a_failed_forward_loses_no_request(monkeypatch: pytest.MonkeyPatch) -> N
             except RuntimeError:
                 failures += 1
         assert failures == 2 and outputs[request].token_ids == expected
+
+
+@pytest.mark.parametrize("mode", ["NONE", "FULL_AND_PIECEWISE"])
+def test_a_step_interrupted_after_its_inputs_were_written_is_repeated_right(
+    monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """Its blocks go back, and the requests of the repeated step get them in another order."""
+    batch, counts = prompts(5, seed=3, shared=9, longest=20), [12, 15, 9, 13, 14]
+    with LLM("tiny-llama", **EAGER) as alone:
+        reference = one_by_one(alone, batch, counts)
+    with LLM("tiny-llama", **SMALL, cudagraph_mode=mode, cudagraph_capture_sizes=[1, 3, 7, 20]) as llm:
+        logits, step, calls = llm.engine.runner._logits, llm.step, itertools.count()
+
+        def interrupted(*args: object) -> torch.Tensor:
+            if next(calls) % 2 == 0:
+                raise KeyboardInterrupt
+            return logits(*args)  # type: ignore[arg-type]
+
+        def repeated() -> object:
+            with contextlib.suppress(KeyboardInterrupt):
+                return step()
+            return step()
+
+        monkeypatch.setattr(llm.engine.runner, "_logits", interrupted)
+        monkeypatch.setattr(llm, "step", repeated)
+        ours, _ = teach(llm, batch, counts)
+    assert_same_logits(ours, reference)
 
 
 @pytest.mark.parametrize(
