@@ -20,11 +20,15 @@ import torch
 
 from labkit.engine.report import CaptureRecord
 from labkit.errors import CaptureError, CompileError, LabkitError
-from labkit.graphs.graph_nodes import kernel_nodes
+from labkit.graphs.graph_nodes import is_recording, kernel_nodes, record_anew
 from labkit.graphs.trace import first_line, user_line
 
 #: (layer, query, output): called in place of attention, or to run it.
 BreakAt = Callable[[int, torch.Tensor, torch.Tensor], None]
+#: What CUDA says of a capture that was broken before (cudaErrorStreamCaptureInvalidated).
+BROKEN = "CUDA error: operation failed due to a previous error during capture"
+#: Graphs whose capture torch could not be made to end. Its allocator of pinned memory asks them as long as it lives.
+_never_ended: list[torch.cuda.CUDAGraph] = []
 
 
 @dataclasses.dataclass
@@ -69,6 +73,8 @@ class GraphCapturer:
         self._pool: Any = None if self.emulated else torch.cuda.graph_pool_handle()
         self._stream = None if self.emulated else capture_stream(device)
         self._anchor: torch.cuda.CUDAGraph | None = None
+        with torch.inference_mode(False):  # one that is made in it could be written nowhere else
+            self._word = None if self.emulated else torch.zeros(1, device=device)
 
     @contextlib.contextmanager
     def session(self) -> Iterator[None]:
@@ -102,9 +108,9 @@ class GraphCapturer:
             return self._emulated(mode, size, begin, forward, static)
         with explained(mode, size):
             self._warm(forward, static)
-            torch.cuda.empty_cache()  # `torch.cuda.graph` does it, and would seem to make the graph cheaper
+            torch.cuda.empty_cache()  # the pool takes memory from the driver only
             before = self._used()
-            graph, kernels = once_more(lambda: self._record(forward, static), self._recover)
+            graph, kernels = once_more(lambda: self._record(forward, static))
             mib = (self._used() - before) / 2**20
         record = CaptureRecord(mode, size, (time.perf_counter() - begin) * 1e3, mib, 1, kernels)
         return CapturedGraph(graph.replay, static, record, self.emulated)
@@ -192,7 +198,7 @@ class GraphCapturer:
         with explained("PIECEWISE", size):
             self._warm(warm_up, static)
             before = self._used()
-            segments, calls, kernels = once_more(lambda: self._record_segments(forward, attend, static), self._recover)
+            segments, calls, kernels = once_more(lambda: self._record_segments(forward, attend, static))
             mib = (self._used() - before) / 2**20
         ms = (time.perf_counter() - begin) * 1e3
         record = CaptureRecord("PIECEWISE", size, ms, mib, len(segments), kernels)
@@ -205,29 +211,23 @@ class GraphCapturer:
         graphs: list[torch.cuda.CUDAGraph] = []
         breaks: list[tuple[int, torch.Tensor, torch.Tensor]] = []
         kernels: list[int | None] = []
-        stream = self._stream.cuda_stream
 
         def begin() -> None:
             graphs.append(torch.cuda.CUDAGraph())
-            graphs[-1].capture_begin(pool=self._pool, capture_error_mode="thread_local")
-
-        def end() -> None:
-            kernels.append(kernel_nodes(stream))
-            graphs[-1].capture_end()
+            self._begin(graphs[-1])
 
         def break_at(layer: int, query: torch.Tensor, out: torch.Tensor) -> None:
-            end()
+            kernels.append(self._end(graphs[-1]))
             breaks.append((layer, query, out))
             begin()
 
         with torch.cuda.stream(self._stream):
-            begin()
             try:
+                begin()
                 static.copy_(forward(break_at))
-                end()
+                kernels.append(self._end(graphs[-1]))
             except BaseException:
-                with contextlib.suppress(RuntimeError):  # the capture is broken already; the first error counts
-                    graphs[-1].capture_end()
+                self._abandon(graphs[-1])
                 raise
         # Held by address only: the pool may then give their memory to the next size, which never runs at the same time.
         calls: list[Callable[[], None]] = [
@@ -254,21 +254,22 @@ class GraphCapturer:
         self, forward: Callable[[], torch.Tensor], static: torch.Tensor
     ) -> tuple[torch.cuda.CUDAGraph, int | None]:
         assert self._stream is not None
-        graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.device)
-        try:
-            # thread_local: another thread of the notebook may launch or allocate meanwhile.
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize(self.device)
+        with torch.cuda.stream(self._stream):
+            try:
+                self._begin(graph)
                 static.copy_(forward())
-                kernels = kernel_nodes(self._stream.cuda_stream)
-        finally:
-            torch.cuda.set_stream(current)  # a broken capture would leave the capture stream the current one
-        return graph, kernels
+                return graph, self._end(graph)
+            except BaseException:
+                self._abandon(graph)
+                raise
 
     def _warm(self, forward: Callable[[], torch.Tensor], static: torch.Tensor) -> None:
         """Run once on the capture stream: kernels are compiled and loaded at first launch, illegal inside a capture."""
         assert self._stream is not None
         if self._anchor is None:
-            self._anchor = once_more(self._record_anchor, self._end_allocation)
+            self._anchor = once_more(self._record_anchor)
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._stream):
             static.copy_(forward())
@@ -276,27 +277,62 @@ class GraphCapturer:
 
     def _record_anchor(self) -> torch.cuda.CUDAGraph:
         """A graph of one fill, never replayed: a pool whose graphs are all gone (after a failure) takes no more."""
-        assert self._stream is not None
-        graph, word = torch.cuda.CUDAGraph(), torch.zeros(1, device=self.device)
+        graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(self._stream):
-            self._stream.synchronize()
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            torch.cuda.current_stream(self.device).synchronize()
             try:
-                word.zero_()
-            finally:
-                graph.capture_end()
+                self._begin(graph)
+                self._fill()
+                self._end(graph)
+            except BaseException:
+                self._abandon(graph)
+                raise
         return graph
 
-    def _end_allocation(self) -> None:
-        """A capture that breaks at its end may leave torch's allocator filling the pool for it."""
-        with contextlib.suppress(RuntimeError):  # it does not, usually
-            torch._C._cuda_endAllocateToPool(self.device.index or 0, self._pool)
+    def _fill(self) -> None:
+        assert self._word is not None
+        self._word.zero_()
 
-    def _recover(self) -> None:
-        """Put right what a broken capture leaves behind: a pool being filled, random numbers waiting for its end."""
-        self._end_allocation()
+    def _begin(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Record into `graph` what the current stream is given."""
+        # thread_local: another thread of the notebook may launch or allocate meanwhile.
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+
+    def _end(self, graph: torch.cuda.CUDAGraph) -> int | None:
+        """End the recording and return its kernels, where the driver says. A broken one raises before torch tries."""
+        stream = torch.cuda.current_stream(self.device).cuda_stream
+        kernels = kernel_nodes(stream)
+        if is_recording(stream) is False:
+            raise RuntimeError(BROKEN)
+        graph.capture_end()
+        return kernels
+
+    def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
+        """End a recording that failed, so that nothing of it is left but `graph`, which is of no use.
+
+        Torch's own end gives up where the stream cannot end what it records, and leaves both its allocators filling
+        the pool (the next capture into it is refused) and its random numbers waiting. So it gets something to end: the
+        stream records a fill in place of what broke.
+        """
+        stream = torch.cuda.current_stream(self.device).cuda_stream
+        try:
+            if is_recording(stream) is False:
+                record_anew(stream)
+            self._fill()
+            graph.capture_end()
+        except RuntimeError:
+            self._leave_pool(graph)
+
+    def _leave_pool(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Nothing could end this recording: the pool is lost to later ones, which get another."""
         with contextlib.suppress(RuntimeError):
-            self._record_anchor()  # torch's generator takes the end of any capture for the end it waits for
+            torch._C._cuda_endAllocateToPool(self.device.index or 0, self._pool)
+        _never_ended.append(graph)
+        self._pool, self._anchor = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
+        with contextlib.suppress(RuntimeError):
+            self._begin(self._anchor)  # torch's generator takes the end of any capture for the end it waits for
+            self._fill()
+            self._anchor.capture_end()
 
     def _used(self) -> int:
         """Bytes of the device in use, by the driver's own count: a graph takes memory that no allocator sees."""
@@ -316,22 +352,14 @@ class GraphCapturer:
 _Made = TypeVar("_Made")
 
 
-def once_more(record: Callable[[], _Made], recover: Callable[[], None]) -> _Made:
-    """`record()`, and again when somebody else broke the capture: a synchronization in another thread does that.
-
-    `recover` is called after each failure, as long as what failed is still alive.
-    """
+def once_more(record: Callable[[], _Made]) -> _Made:
+    """`record()`, and again when somebody else broke the capture: a synchronization in another thread does that."""
     try:
         return record()
     except RuntimeError as error:
-        recover()
         if not _broken_from_outside(error):
             raise
-    try:
-        return record()
-    except RuntimeError:
-        recover()
-        raise
+    return record()
 
 
 @contextlib.contextmanager
@@ -372,8 +400,8 @@ def _first_cause(error: BaseException) -> BaseException:
 
 
 def _place(error: BaseException) -> str:
-    """The line of Python that an error came from, as " at file.py:12: code"; torch's own lines are skipped."""
-    inside = os.path.dirname(torch.__file__)
+    """The line of Python that an error came from, as ", at file.py:12: code"; neither torch's own nor one of here."""
+    inside = (os.path.dirname(torch.__file__), __file__)
     lines = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(inside) and f.line]
     return f", at {os.path.basename(lines[-1].filename)}:{lines[-1].lineno}: {lines[-1].line}" if lines else ""
 

@@ -1,4 +1,4 @@
-"""Kernels in a graph, counted while it is recorded, by asking the CUDA driver. Refuses to know what they compute.
+"""What the CUDA driver knows of a stream that records: the kernels so far, and whether it broke. Refuses to know torch.
 
 A recording stream knows the graph that it is filling, so nothing has to be kept or instantiated twice to be counted.
 """
@@ -9,7 +9,8 @@ import ctypes
 import functools
 from typing import Any
 
-_CAPTURING, _KERNEL = 1, 0  # CU_STREAM_CAPTURE_STATUS_ACTIVE, CU_GRAPH_NODE_TYPE_KERNEL
+# CU_STREAM_CAPTURE_STATUS_ACTIVE, CU_GRAPH_NODE_TYPE_KERNEL, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+_CAPTURING, _KERNEL, _THREAD_LOCAL = 1, 0, 1
 
 
 @functools.cache
@@ -44,6 +45,37 @@ def kernel_nodes(stream: int, driver: Any = None) -> int | None:
             return None
         kernels += kind.value == _KERNEL
     return kernels
+
+
+def is_recording(stream: int, driver: Any = None) -> bool | None:
+    """Whether a stream records a graph that can be ended; False also where the recording broke, None: nobody says."""
+    driver = driver or _driver()
+    status = ctypes.c_int()
+    try:
+        if driver.cuStreamIsCapturing(ctypes.c_void_p(stream), ctypes.byref(status)):
+            return None
+    except AttributeError:  # no driver, or one without the call
+        return None
+    return status.value == _CAPTURING
+
+
+def record_anew(stream: int, driver: Any = None) -> None:
+    """End what a stream records, broken or not, throw it away, and let the stream record from here.
+
+    Raises:
+        RuntimeError: the driver refuses, or there is none; the stream may or may not record.
+    """
+    driver = driver or _driver()
+    graph, handle = ctypes.c_void_p(), ctypes.c_void_p(stream)
+    try:
+        driver.cuStreamEndCapture(handle, ctypes.byref(graph))  # of a broken one it says again that it broke
+        if graph.value:
+            driver.cuGraphDestroy(graph)
+        rc = driver.cuStreamBeginCapture_v2(handle, ctypes.c_int(_THREAD_LOCAL))
+    except AttributeError as error:
+        raise RuntimeError("the CUDA driver's library is not there, or lacks the calls") from error
+    if rc:
+        raise RuntimeError(f"the CUDA driver refuses to record: error {rc}")
 
 
 def _recording(driver: Any, stream: int) -> ctypes.c_void_p | None:
