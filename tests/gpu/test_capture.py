@@ -13,7 +13,7 @@ import torch
 from labkit import LLM
 from labkit.errors import CaptureError
 from labkit.graphs import compile_cache
-from labkit.graphs.capture import GraphCapturer
+from labkit.graphs.capture import GraphCapturer, _never_ended
 from labkit.models.decoder import Decoder
 from tests.gpu.test_engine import SMALL, prompts
 from tests.teacher import assert_same_logits, teach
@@ -37,25 +37,7 @@ def capturer() -> GraphCapturer:
     return GraphCapturer(torch.device("cuda", torch.cuda.current_device()))
 
 
-# --- what it takes and counts -----------------------------------------------------------------------------------------
-
-
-def test_the_estimate_is_near_what_graphs_take() -> None:
-    settings = {**SMALL, "dtype": "bfloat16", "max_num_seqs": 64, "max_num_batched_tokens": 512}
-    with LLM("smollm2-135m", **settings) as llm:
-        memory, records = llm.graph_memory, llm.capture_records
-        print(f"{len(records)} captures: {memory}")
-        assert memory.estimated_mib is not None and memory.actual_mib > 0
-        assert abs(memory.difference_mib) <= 0.5 * memory.actual_mib + 64, memory
-        assert all(r.mib >= -2 for r in records), "recording gives no memory back"
-        layers = llm.model_config.num_layers
-        full = {r.size: r.kernel_nodes for r in records if r.mode == "FULL"}
-        pieces = {r.size: r.kernel_nodes for r in records if r.mode == "PIECEWISE"}
-        for size, kernels in full.items():
-            assert kernels is not None and pieces[size] is not None, "the driver counts"
-            assert kernels - pieces[size] >= layers, "attention is in a FULL graph only, at least a kernel a layer"
-    with LLM("smollm2-135m", **settings, cudagraph_mode="NONE") as llm:
-        assert llm.graph_memory.estimated_mib is None and llm.graph_memory.actual_mib == 0
+# --- what it counts ---------------------------------------------------------------------------------------------------
 
 
 def test_kernels_are_counted(capturer: GraphCapturer) -> None:
@@ -108,9 +90,11 @@ def test_a_capture_broken_by_another_thread_is_tried_once_more(
 
     with capturer.session():
         if times == 2:
-            with pytest.raises(CaptureError, match="something outside broke it twice"):
+            with pytest.raises(CaptureError, match="something outside broke it twice") as caught:
                 capture()
+            print(caught.value)
         graph = capture()
+    print(f"pools lost: {len(_never_ended)}")
     assert torch.cuda.current_stream() == torch.cuda.default_stream(), "a broken capture leaves no stream behind"
     torch.randn(4, device="cuda")  # a broken capture must not leave the generator waiting for its end
     x.fill_(5)
@@ -121,11 +105,41 @@ def test_a_capture_broken_by_another_thread_is_tried_once_more(
 def test_c32_a_shape_that_depends_on_data_is_named_and_a_second_capture_works(capturer: GraphCapturer) -> None:
     x, output = torch.arange(8.0, device="cuda"), torch.zeros(8, device="cuda")
     with capturer.session():
-        with pytest.raises(CaptureError, match=r"test_capture\.py:\d+: .*x\[x > 3\]"):
+        with pytest.raises(CaptureError, match=r"test_capture\.py:\d+: .*x\[x > 3\]") as caught:
             capturer.capture("FULL", 4, lambda: x[x > 3], output)
+        print(caught.value)
         graph = capturer.capture("FULL", 8, lambda: x + 1, output)
     graph.replay()
     assert output.tolist() == [i + 1 for i in range(8)]
+
+
+def test_a_capture_that_stays_broken_gives_its_memory_back() -> None:
+    def once() -> int:
+        capturer, output = (
+            GraphCapturer(torch.device("cuda", torch.cuda.current_device())),
+            torch.zeros(8, device="cuda"),
+        )
+
+        def forward() -> torch.Tensor:
+            large = torch.ones(16 << 20, device="cuda")
+            if torch.cuda.is_current_stream_capturing():
+                synchronize_elsewhere()
+            return large[:8] + 1
+
+        with capturer.session(), pytest.raises(CaptureError, match="something outside broke it twice"):
+            capturer.capture("FULL", 8, forward, output)
+        del capturer
+        return len(_never_ended)
+
+    seen = []
+    for _ in range(4):
+        lost = once()
+        gc.collect()
+        torch.cuda.empty_cache()
+        seen.append((torch.cuda.memory_reserved() >> 20, lost))
+    print(f"MiB reserved, and pools lost: {seen}")
+    assert seen[-1] == seen[0], seen
+    assert torch.empty(4, pin_memory=True).is_pinned(), "the allocator of pinned memory, too, is as it was"
 
 
 def test_c32_an_old_engine_in_a_circle_while_the_collector_is_eager() -> None:
@@ -170,6 +184,27 @@ def test_memory_that_runs_out_in_a_capture_leaves_the_smaller_sizes(monkeypatch:
         llm.reconfigure(cudagraph_mode="FULL_AND_PIECEWISE")
         assert llm.capture_sizes == SIZES
         assert_same_logits(teach(llm, batch, 5)[0], reference)
+
+
+# --- what it takes ----------------------------------------------------------------------------------------------------
+
+
+def test_the_estimate_is_near_what_graphs_take() -> None:
+    settings = {**SMALL, "dtype": "bfloat16", "max_num_seqs": 64, "max_num_batched_tokens": 512}
+    with LLM("smollm2-135m", **settings) as llm:
+        memory, records = llm.graph_memory, llm.capture_records
+        print(f"{len(records)} captures: {memory}")
+        assert memory.estimated_mib is not None and memory.actual_mib > 0
+        assert abs(memory.difference_mib) <= 0.5 * memory.actual_mib + 64, memory
+        assert all(r.mib >= -2 for r in records), "recording gives no memory back"
+        layers = llm.model_config.num_layers
+        full = {r.size: r.kernel_nodes for r in records if r.mode == "FULL"}
+        pieces = {r.size: r.kernel_nodes for r in records if r.mode == "PIECEWISE"}
+        for size, kernels in full.items():
+            assert kernels is not None and pieces[size] is not None, "the driver counts"
+            assert kernels - pieces[size] >= layers, "attention is in a FULL graph only, at least a kernel a layer"
+    with LLM("smollm2-135m", **settings, cudagraph_mode="NONE") as llm:
+        assert llm.graph_memory.estimated_mib is None and llm.graph_memory.actual_mib == 0
 
 
 # --- what must not move -----------------------------------------------------------------------------------------------
