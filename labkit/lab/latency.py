@@ -140,6 +140,7 @@ class LatencyPanel:
                 functools.partial(self._work, source=source, settings=settings),
                 "a run of the latency panel",
                 self._failed,
+                self._dropped,
             )
         if wait:
             self.wait(timeout)
@@ -148,7 +149,7 @@ class LatencyPanel:
         """End the run after the step that is under way; what was measured is kept."""
         if self._job is not None and self.busy:
             self._job.cancel()
-            self._say("Stopping after this step.")
+            self._say(f"{_stopping(self._stage)}.")
 
     def pin(self, number: int | None = None) -> None:
         """Keep a run for comparison beside another; a third pin replaces the older one.
@@ -203,23 +204,38 @@ class LatencyPanel:
             self.runs.append(run)
             self._show_text(run)
         except Stopped:
-            self._stage = "Stopped before the first measured step; nothing was added."
+            done = "Stopped before the first measured step; nothing was added. What was made ready is kept."
+        except BaseException:
+            done = "The run failed; nothing was added."
+            raise
         else:
-            self._stage = f"Run {number} stopped after {run.row.n} steps." if run.stopped else _done(run)
+            done = f"Run {number} stopped after {run.row.n} steps." if run.stopped else _done(run)
         finally:
-            done, self._stage = self._stage, ""
-            self._set_busy(False, done)
+            self._ended(done)
+
+    def _ended(self, said: str) -> None:
+        """Show what there is before the buttons come back: whoever sees them sees the run."""
+        self._stage = ""
+        try:
             self._redraw()
+        finally:
+            self._set_busy(False, said)
+
+    def _dropped(self) -> None:
+        self._ended("Stopped before it began; nothing was added.")
 
     def _on_stage(self, text: str, done: int, total: int) -> None:
         """Progress in words and as a bar; a new stage shows at once, its ticks only a few times a second."""
-        name = text.split(" ")[0]
+        name = text.split(" ")[0].rstrip(":")
         if name == self._stage and done < total and not self._due():
             return
         self._stage = name
         self.progress.max, self.progress.value = max(total, 1), done
         self.progress.bar_style = "info" if total else ""
-        self._say(f"Busy: {text}" + (f", {done} of {total}" if total else ""))
+        if self._job is not None and self._job.should_stop():
+            self._say(f"{_stopping(name)}. Now: {text}.")
+        elif name != "measuring" or done < 2:  # then each step says itself where the run is
+            self._say(f"Busy: {text}" + (f", {done} of {total}" if total > 1 and " of " not in text else ""))
 
     def _on_step(self, reports: list[StepReport], settings: Settings, number: int) -> None:
         if not self._due():
@@ -238,7 +254,9 @@ class LatencyPanel:
         )
         self._draw([coming])
         self._drawn_at = time.monotonic()
-        self._say(f"Busy: measuring. {ui.escape(sentences.progress_text(reports))}", "LIVE")
+        if self._job is None or not self._job.should_stop():
+            most = f" of {self.progress.max}"
+            self._say(f"Busy: measuring, {len(reports)}{most}. {ui.escape(sentences.progress_text(reports))}", "LIVE")
 
     def _on_text(self, so_far: str, settings: Settings) -> None:
         if self._due():
@@ -266,12 +284,16 @@ class LatencyPanel:
     def _changed(self, notes: Sequence[str] = ()) -> None:
         """After any control: check the size list, and say what Run will do and whether the chart is older than that."""
         self._snapped = [n for n in notes if n]
+        understood = False
         with self._guarded("capture sizes"):
             settings = self.controls.settings()
             self.error.value = ""
             self._explain(settings)
+            understood = True
+        if not understood:  # what stood there was about other settings
+            self.hint.value = self.cost.value = ""
         if not self.busy:
-            self._say(self._idle_text())
+            self._say(self._idle_text() if understood else "Run waits until the capture sizes can be read.")
 
     def _explain(self, settings: Settings) -> None:
         if self.current is None:
@@ -345,7 +367,9 @@ class LatencyPanel:
         self.sizes, self.batch, self.context = self.controls.sizes, self.controls.batch, self.controls.context
         self.prompt = self.controls.prompt
         self.run_button = ui.button("Run", "Measure one decode step with these settings, or look it up", "primary")
-        self.stop_button = ui.button("Stop", "End the run after the step that is under way")
+        self.stop_button = ui.button(
+            "Stop", "End the run after the step under way; loading, compiling and capturing end first"
+        )
         self.pin_button = ui.button("Pin", "Keep the newest run for comparison (two at most)")
         self.reset_button = ui.button("Reset", "Forget all runs and put the controls back")
         self.log = widgets.Checkbox(
@@ -407,6 +431,13 @@ class LatencyPanel:
             if strict():
                 raise
             self.error.value = ui.error_card(error, doing)
+
+
+def _stopping(stage: str) -> str:
+    """What Stop does now: a step is short, and getting ready cannot be broken off."""
+    if stage in ("loading", "reconfiguring", "profiling", "compiling", "capturing"):
+        return f"Stopping once the engine is ready: {stage} cannot be broken off, and what it makes is kept"
+    return "Stopping after this step" if stage else "Stopping before it begins"
 
 
 def _done(run: Run) -> str:

@@ -232,7 +232,9 @@ class LiveSource:
         """The engine as the settings want it, and sentences on what that took."""
 
         def progress(stage: str, done: int, total: int, detail: str) -> None:
-            events.stage(f"{stage} {detail}" if stage != "capturing" else f"capturing {detail}", done, total)
+            # A compilation counts its classes in its own words.
+            said = f"{stage}: {detail}" if stage == "compiling" else f"{stage} {detail}"
+            events.stage(said, done, total)
 
         fresh = self.room.llm is None or self.room.model != settings.model
         begin = time.perf_counter()
@@ -390,4 +392,4 @@ def _text_note(llm: Any, decodes: list[StepReport]) -> str:
         if last.mode == "NONE"
         else f"in the {'emulated ' if last.emulated else ''}{last.mode} graph of size {last.size}"
     )
-    return f"{last.backend}, {len(decodes)} decode steps {ran}; {said}."
+    return f"{last.backend}, {len(decodes)} decode step{'s' if len(decodes) > 1 else ''} {ran}; {said}."

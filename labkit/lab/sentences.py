@@ -208,4 +208,4 @@ def progress_text(reports: Sequence[Any]) -> str:
     """The newest step while a run is under way."""
     last = reports[-1]
     ran = "NONE" if last.mode == "NONE" else f"{last.mode} size {last.size}"
-    return f"step {len(reports)}: {short_ms(last.wall_ms)} ms, {ran}"
+    return f"This step: {short_ms(last.wall_ms)} ms, {ran}"

@@ -6,6 +6,7 @@ the page through `HTML.value`, widget traits or figure traces: all may be set fr
 
 from __future__ import annotations
 
+import copy
 import functools
 import html
 import os
@@ -258,7 +259,7 @@ ANSWER_S, SILENCE_S = 5.0, 60.0
 
 @functools.cache
 def _speaking_figure_widget() -> Any:
-    """A FigureWidget that hands on whatever the page says about it."""
+    """A FigureWidget that hands on whatever the page says about it, and gives a reloaded page what is drawn now."""
 
     class SpeakingFigureWidget(go.FigureWidget):
         _heard: Callable[[Mapping[str, Any]], None] = staticmethod(lambda said: None)
@@ -266,6 +267,13 @@ def _speaking_figure_widget() -> Any:
         def set_state(self, sync_data: Any) -> None:
             super().set_state(sync_data)
             self._heard(sync_data)
+
+        def get_state(self, key: Any = None, drop_defaults: bool = False) -> Any:
+            # Plotly fills these once; a page that loads again would start from the chart as it was then.
+            if key is None and hasattr(self, "_layout_obj"):
+                self._trait_values["_widget_data"] = copy.deepcopy(self._data)
+                self._trait_values["_widget_layout"] = copy.deepcopy(self._layout_obj._props)
+            return super().get_state(key, drop_defaults)
 
     return SpeakingFigureWidget
 

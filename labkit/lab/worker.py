@@ -36,11 +36,17 @@ def device() -> Iterator[None]:
 class Job:
     """One piece of work. `cancel()` asks it to stop; it looks at `should_stop()` between steps, never inside one."""
 
-    def __init__(self, name: str, work: Callable[[Job], Any], on_error: Callable[[BaseException], None] | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        work: Callable[[Job], Any],
+        on_error: Callable[[BaseException], None] | None,
+        on_dropped: Callable[[], None] | None = None,
+    ) -> None:
         self.name = name
         self.error: BaseException | None = None
         self.result: Any = None
-        self._work, self._on_error = work, on_error
+        self._work, self._on_error, self._on_dropped = work, on_error, on_dropped
         self._seen = False
         self._stop, self._done = threading.Event(), threading.Event()
 
@@ -86,6 +92,15 @@ class Job:
         finally:
             self._done.set()
 
+    def _drop(self) -> None:
+        try:
+            if self._on_dropped is not None:
+                self._on_dropped()
+        except Exception as error:
+            traceback.print_exception(error, file=sys.__stderr__)
+        finally:
+            self._done.set()
+
 
 class Worker:
     """A queue of jobs and the thread that runs them in order. The thread starts with the first job.
@@ -101,11 +116,15 @@ class Worker:
         self._pending: list[Job] = []
 
     def submit(
-        self, work: Callable[[Job], Any], name: str, on_error: Callable[[BaseException], None] | None = None
+        self,
+        work: Callable[[Job], Any],
+        name: str,
+        on_error: Callable[[BaseException], None] | None = None,
+        on_dropped: Callable[[], None] | None = None,
     ) -> Job:
-        """Enqueue `work(job)` and return at once."""
+        """Enqueue `work(job)` and return at once; `on_dropped()` is called if it is stopped while it waits."""
         self._raise_unseen()
-        job = Job(name, work, on_error)
+        job = Job(name, work, on_error, on_dropped)
         with self._guard:
             self._pending.append(job)
             if self._thread is None or not self._thread.is_alive():
@@ -140,7 +159,7 @@ class Worker:
     def _loop(self) -> None:
         while (job := self._queue.get()) is not None:
             if job.should_stop():
-                job._done.set()
+                job._drop()
             else:
                 job._run()
 

@@ -114,6 +114,45 @@ def test_stop_at_step_k_lets_at_most_one_more_step_run(live, k):
         assert len(panel.runs) == 1 and "nothing was added" in panel.status.value
 
 
+def test_stop_while_another_panel_has_the_device_gives_the_buttons_back(live, worker):
+    panel, made = live
+    reached, release = threading.Event(), threading.Event()
+    ahead = worker.submit(lambda job: (reached.set(), release.wait(20)), "another panel")
+    assert reached.wait(20)
+    panel.run_button.click()
+    panel.stop_button.click()
+    assert "Stopping before it begins" in panel.status.value
+    release.set()
+    ahead.wait(20)
+    panel.wait(20)
+    assert "Stopped before it began; nothing was added" in panel.status.value
+    assert not panel.run_button.disabled and not panel.model.disabled and panel.stop_button.disabled
+    press(panel)
+    assert len(panel.runs) == 1
+
+
+def test_stop_says_that_what_is_being_made_is_finished_first(live):
+    panel, made = live
+    press(panel)
+    panel.compile.value, said = "VLLM_COMPILE", []
+    panel.status.observe(lambda change: said.append(change["new"]), names="value")
+    make = made[0]._progress
+
+    def progress(*args):
+        make(*args)
+        panel.stop_button.click()
+        make("compiling", 1, 3, "class 2 of 3")
+
+    made[0]._progress = progress
+    press(panel)
+    assert any("Busy: compiling: class 1 of 3<" in line for line in said)
+    stopping = "Stopping once the engine is ready: compiling cannot be broken off, and what it makes is kept."
+    assert any(stopping in line for line in said) and any(
+        f"{stopping} Now: compiling: class 2" in line for line in said
+    )
+    assert len(panel.runs) == 1 and "What was made ready is kept" in panel.status.value
+
+
 def test_stop_while_text_is_written_ends_it_and_keeps_the_run(live):
     panel, made = live
     press(panel)
@@ -409,6 +448,8 @@ def test_a_bad_size_list_is_a_card_that_names_value_and_limit(live, typed, named
         assert words in panel.error.value.replace("&#x27;", "'")
     steps = made[0].steps
     press(panel)
+    assert panel.hint.value == panel.cost.value == "", "what stood there is about other sizes"
+    assert "Run waits until the capture sizes can be read" in panel.status.value
     assert made[0].steps == steps, "nothing may run with a list that is not understood"
     assert len(panel.runs) == 1 and panel.sizes.value == typed, "nothing is lost"
     panel.sizes.value = "1, 4"
@@ -426,6 +467,7 @@ def test_a_backend_that_cannot_serve_is_named_beforehand_and_its_error_is_a_card
     press(panel)
     assert "needs a GPU" in panel.error.value and "Usable here" in panel.error.value
     assert panel.runs == [] and not panel.busy and not panel.run_button.disabled
+    assert "The run failed; nothing was added" in panel.status.value
     panel.backend.value = "AUTO"
     press(panel)
     assert len(panel.runs) == 1 and panel.error.value == ""

@@ -73,6 +73,17 @@ def test_nothing_is_sent_to_a_page_that_has_not_drawn_yet():
 
 
 @needs_figure_widget
+def test_a_page_that_loads_again_gets_the_newest_figure():
+    """It asks every widget for its state, and draws that."""
+    view = ui.FigureView(latency_figure([]), redraw=False)
+    a_page(view)
+    view.show(latency_figure([points(1), points(2)]))
+    state = view._live.get_state()
+    held = go.Figure({"data": state["_widget_data"], "layout": state["_widget_layout"]}, skip_invalid=True)
+    assert plain(held) == plain(view.figure)
+
+
+@needs_figure_widget
 def test_a_page_that_draws_and_then_does_not_answer_gets_a_redraw(monkeypatch):
     monkeypatch.setattr(ui, "ANSWER_S", 0)
     view = ui.FigureView(latency_figure([]), redraw=False)

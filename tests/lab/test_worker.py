@@ -39,7 +39,7 @@ def test_submit_returns_before_the_job_has_ended(worker):
 
 
 def test_cancel_is_seen_between_steps_and_what_waits_is_dropped(worker):
-    begun, steps = threading.Event(), []
+    begun, steps, told = threading.Event(), [], []
 
     def work(job: Job) -> int:
         begun.set()
@@ -49,13 +49,13 @@ def test_cancel_is_seen_between_steps_and_what_waits_is_dropped(worker):
         return len(steps)
 
     first = worker.submit(work, "steps")
-    second = worker.submit(lambda job: steps.append("never"), "waits behind")
+    second = worker.submit(lambda job: steps.append("never"), "waits behind", on_dropped=lambda: told.append(1))
     begun.wait(10)
     second.cancel()
     first.cancel()
     assert first.wait(10) == len(steps)
     second.wait(10)
-    assert "never" not in steps
+    assert "never" not in steps and told == [1]
 
 
 def test_the_lock_keeps_a_learners_cell_and_a_job_apart(worker):
