@@ -315,6 +315,9 @@ class GraphCapturer:
         stream records a fill in place of what broke.
         """
         stream = torch.cuda.current_stream(self.device).cuda_stream
+        with contextlib.suppress(RuntimeError):
+            graph.pool()  # known once the recording has ended: only making it a graph that can be launched failed
+            return
         try:
             if is_recording(stream) is False:
                 record_anew(stream)
@@ -372,7 +375,8 @@ def explained(mode: str, size: int) -> Iterator[None]:
         raise
     except RuntimeError as error:
         first, out_of_memory = _first_cause(error), False
-        if isinstance(first, torch.cuda.OutOfMemoryError):
+        # Torch's allocator has an error of its own; the driver, whose memory a graph takes too, says it in words.
+        if isinstance(first, torch.cuda.OutOfMemoryError) or "out of memory" in first_line(first).lower():
             out_of_memory, why = True, "the GPU ran out of memory"
             try_ = "Lower gpu_memory_utilization or max_cudagraph_capture_size, or set cudagraph_mode to NONE."
         elif _broken_from_outside(error):

@@ -236,11 +236,11 @@ class Recorder:
 
 class FakeGraph:
     def __init__(self, recorder: Recorder) -> None:
-        self.recorder, self.pool, self.ended = recorder, 0, False
+        self.recorder, self.mempool, self.ended = recorder, 0, False
 
     def capture_begin(self, pool: int, capture_error_mode: str) -> None:
         assert capture_error_mode == "thread_local" and self.recorder.state == "idle"
-        self.pool = pool
+        self.mempool = pool
         if pool in self.recorder.filling:
             raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
         self.recorder.filling.add(pool)
@@ -250,8 +250,13 @@ class FakeGraph:
         state, self.recorder.state = self.recorder.state, "idle"
         if state != "recording":
             raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
-        self.recorder.filling.remove(self.pool)
+        self.recorder.filling.remove(self.mempool)
         self.recorder.waiting, self.ended = False, True
+
+    def pool(self) -> int:
+        if not self.ended:
+            raise RuntimeError("Called CUDAGraph::pool() without a preceding successful capture.")
+        return self.mempool
 
     def replay(self) -> None:
         assert self.ended
@@ -274,17 +279,37 @@ def recorder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     return fake
 
 
-@pytest.mark.parametrize("pieces", [False, True], ids=["whole", "pieces"])
-@pytest.mark.parametrize("times", [0, 1, 2, 3])
-@pytest.mark.parametrize("at_end", [False, True], ids=["at a launch", "at the end"])
-def test_after_a_broken_capture_torch_is_as_before(
-    recorder: Recorder, times: int, pieces: bool, at_end: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Broken at a launch or unseen until the end, as often as it goes: the next capture works, nothing is left open."""
+def recording(recorder: Recorder) -> GraphCapturer:
     made = GraphCapturer(CPU)
     made.emulated, made._pool, made._word = False, recorder.new_pool(), torch.zeros(1)
     made._stream = SimpleNamespace(cuda_stream=7, wait_stream=lambda _: None, synchronize=recorder.synchronize)
-    left, x, output = [times], torch.ones(8), torch.zeros(8)
+    return made
+
+
+def test_a_driver_out_of_memory_is_that_and_costs_no_pool(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch has ended the recording by the time that the driver finds no room for the graph."""
+    made, end, x = recording(recorder), FakeGraph.capture_end, torch.ones(8)
+
+    def no_room(self: FakeGraph) -> None:
+        end(self)
+        raise RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be reported later.")
+
+    with made.session():
+        made.capture("FULL", 8, lambda: x, torch.zeros(8))
+        monkeypatch.setattr(FakeGraph, "capture_end", no_room)
+        with pytest.raises(CaptureError, match="the GPU ran out of memory") as caught:
+            made.capture("FULL", 8, lambda: x, torch.zeros(8))
+        monkeypatch.setattr(FakeGraph, "capture_end", end)
+        made.capture("FULL", 8, lambda: x, torch.zeros(8))
+    assert caught.value.out_of_memory and not recorder.filling and recorder.pools == 1
+
+
+@pytest.mark.parametrize("pieces", [False, True], ids=["whole", "pieces"])
+@pytest.mark.parametrize("times", [0, 1, 2, 3])
+@pytest.mark.parametrize("at_end", [False, True], ids=["at a launch", "at the end"])
+def test_after_a_broken_capture_torch_is_as_before(recorder: Recorder, times: int, pieces: bool, at_end: bool) -> None:
+    """Broken at a launch or unseen until the end, as often as it goes: the next capture works, nothing is left open."""
+    made, left, x, output = recording(recorder), [times], torch.ones(8), torch.zeros(8)
 
     def forward(break_at=None) -> torch.Tensor:  # type: ignore[no-untyped-def]
         if recorder.state == "recording" and left[0]:
