@@ -21,7 +21,7 @@ HALF_SLOT = 0.4
 SLOTS_IN_VIEW = 8
 #: Runs older than this many are drawn faint.
 BRIGHT_RUNS = 4
-HEIGHT = 400
+HEIGHT = 420
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +66,7 @@ def latency_figure(runs: Sequence[RunPoints], pinned: Sequence[RunPoints] = (), 
     """
     figure = go.Figure(layout=_layout(runs, pinned, log))
     # The newest run of each kind carries the legend entry: it is never faint.
-    named = {run.series: run.number for run in (*runs, *pinned) if run.finished}
+    named = {run.series: run.number for run in (*_in_view(runs), *pinned) if run.finished}
     for run in runs:
         faint = bool(runs) and run.number <= runs[-1].number - BRIGHT_RUNS
         figure.add_traces(list(_traces(run, float(run.number), "main", faint, named)))
@@ -142,7 +142,7 @@ def _label_medians(figure: go.Figure, placed: Sequence[tuple[float, RunPoints]],
     done = [(x, run) for x, run in placed if run.finished and run.p50_ms is not None]
     if done:
         tops = [max(run.p90_ms or 0, *run.samples_ms) for _, run in done]
-        gap = 0.025 * max(v for _, run in placed for v in run.samples_ms)
+        gap = 0.025 * max(v for run in _in_view([run for _, run in placed]) for v in run.samples_ms)
         axes = {} if plot == "main" else {"xaxis": "x2", "yaxis": "y2"}
         figure.add_trace(
             go.Scatter(
@@ -162,6 +162,11 @@ def _label_medians(figure: go.Figure, placed: Sequence[tuple[float, RunPoints]],
         )
 
 
+def _in_view(runs: Sequence[RunPoints]) -> list[RunPoints]:
+    """The newest runs, by which scale and legend go: older ones may be of another size altogether."""
+    return [run for run in runs if run.number > runs[-1].number - SLOTS_IN_VIEW]
+
+
 def _layout(runs: Sequence[RunPoints], pinned: Sequence[RunPoints], log: bool) -> dict[str, Any]:
     last = runs[-1].number if runs else 1
     first = max(runs[0].number if runs else 1, last - SLOTS_IN_VIEW + 1)
@@ -170,7 +175,7 @@ def _layout(runs: Sequence[RunPoints], pinned: Sequence[RunPoints], log: bool) -
     layout: dict[str, Any] = {
         "height": HEIGHT,
         "autosize": True,
-        "margin": {"l": 58, "r": 12, "t": 40, "b": 62},
+        "margin": {"l": 58, "r": 12, "t": 62, "b": 62},
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
         "font": {"size": 12, "color": palette.NEUTRAL},
@@ -178,7 +183,7 @@ def _layout(runs: Sequence[RunPoints], pinned: Sequence[RunPoints], log: bool) -
         "hovermode": "closest",
         "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": {"size": 11}},
         "xaxis": _x_axis([r.number for r in runs], runs, span, [0, 0.66 if pinned else 1]),
-        "yaxis": _y_axis(runs, log, "x") | {"title": {"text": "step time, ms", "standoff": 8}},
+        "yaxis": _y_axis(_in_view(runs), log, "x") | {"title": {"text": "step time, ms", "standoff": 8}},
         # Hidden instead of left out: a page keeps a note that is merely no longer mentioned.
         "annotations": [_note("No run yet. Press Run.", visible=not runs)],
     }
@@ -187,7 +192,7 @@ def _layout(runs: Sequence[RunPoints], pinned: Sequence[RunPoints], log: bool) -
     if pinned:
         span = [-0.6, max(1, len(pinned) - 1) + 0.6]
         layout["xaxis2"] = _x_axis(range(len(pinned)), pinned, span, [0.75, 1]) | {"anchor": "y2", "visible": True}
-        layout["xaxis2"]["ticktext"] = [f"pin {'AB'[i : i + 1]}: {run.tick}" for i, run in enumerate(pinned)]
+        layout["xaxis2"]["ticktext"] = [f"pin {'AB'[i : i + 1]}:<br>{run.tick}" for i, run in enumerate(pinned)]
         layout["yaxis2"] = _y_axis(pinned, log, "x2") | {"visible": True}
     return layout
 

@@ -232,6 +232,8 @@ class Controls:
             yield "Mode NONE and nothing compiled is what <code>enforce_eager=True</code> gives."
         if isinstance(source, LiveSource) and not source.device and mode != "NONE":
             yield "On a CPU the graph is emulated: same discipline, nothing saved, and a little may be lost."
+        if isinstance(source, RecordedSource):
+            yield from source.absent(settings)
         refused = source.refused(settings.model)
         if refused:
             when = "cannot run here" if isinstance(source, LiveSource) else "could not be recorded"
@@ -264,6 +266,8 @@ def _explain_backend(source: LiveSource, settings: Settings) -> Iterator[str]:
             yield f"AUTO takes {found.name} here."
     if settings.backend == "TRITON_ATTN" and not source.device and not reason:
         yield "On a CPU TRITON_ATTN runs in Triton's interpreter, which takes seconds for a step."
+    if settings.backend == "FLEX_ATTENTION" and not source.device and not reason:
+        yield "On a CPU FLEX_ATTENTION computes every score, for study: a step takes several times as long, or seconds."
 
 
 def _fill(control: widgets.Dropdown, options: list[tuple[str, str]], default: bool) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from labkit.engine.report import ReconfigureReport
+    from labkit.lab.ledger import Ledger
 
 TEXT_TOKENS = 24
 
@@ -48,6 +49,7 @@ class EngineRoom:
         self.llm: Any = None
         self.model = ""
         self.report: ReconfigureReport | None = None  # of the newest change; None for an engine just built
+        self.ledger: Ledger | None = None  # of what the engine holds: one for all panels that share it
         self._progress: Callable[[str, int, int, str], None] = lambda *args: None
 
     def prepare(self, model: str, progress: Callable[[str, int, int, str], None], **changes: Any) -> Any:

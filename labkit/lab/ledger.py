@@ -11,10 +11,12 @@ from labkit.lab.engine_room import TEXT_TOKENS, Limits
 from labkit.lab.settings import Settings, show_sizes
 
 if TYPE_CHECKING:
-    from labkit.engine.report import ReconfigureReport
+    from labkit.engine.report import CaptureRecord, ReconfigureReport
 
 #: Guesses before anything was measured, (GPU, CPU). A FULL graph of thirty layers took some 50 ms on a data-centre GPU.
 LOAD_S, COMPILE_S, CAPTURE_MS, STEP_MS = 4.0, 30.0, (50.0, 2.0), (8.0, 60.0)
+#: The same of a step with a backend that is there for study on a CPU: one interprets, one computes every score.
+STUDY_STEP_MS = {"TRITON_ATTN": 3000.0, "FLEX_ATTENTION": 3000.0}
 
 
 class Ledger:
@@ -34,9 +36,15 @@ class Ledger:
         self._layout: tuple[int, int] | None = None
         self._rows = 0
         self._graphs: set[tuple[Any, ...]] = set()
+        self._records: set[CaptureRecord] = set()
         self._compiled = False
 
     # --- what was seen ---------------------------------------------------------------------------------------------
+
+    def captured_now(self, llm: Any, report: ReconfigureReport | None) -> list[CaptureRecord]:
+        """Those of the engine's graphs that it did not have before; to be asked before `note_ready`."""
+        anew = report is None or "kv_cache" in report.rebuilt_ms
+        return [record for record in llm.capture_records if anew or record not in self._records]
 
     def note_ready(self, settings: Settings, llm: Any, report: ReconfigureReport | None, seconds: float) -> None:
         """An engine has got ready in `seconds`; `report` is None where it was built for it."""
@@ -50,7 +58,9 @@ class Ledger:
             self._compile_s[settings.model] = compiled.total_ms / 1e3
         if report is None or "kv_cache" in report.rebuilt_ms:
             self._graphs.clear()
+            self._records.clear()
             self._rows = 0
+        self._records.update(records)
         self._layout = llm.config.max_model_len, llm.config.block_size
         self._rows = max(self._rows, *llm.capture_sizes, 0)
         self._compiled = compiled is not None or (self._compiled and report is not None)
@@ -101,7 +111,7 @@ class Ledger:
             seconds += len(todo) * self._capture_ms.get(_code(settings), CAPTURE_MS[gpu]) / 1e3
         elif wanted:
             parts.append(f"keep {'its' if len(wanted) == 1 else 'all'} {self._names(wanted)}")
-        limits, step_ms = self._limits, self._step_ms.get((*_code(settings), settings.mode), STEP_MS[gpu])
+        limits, step_ms = self._limits, self._step(settings)
         most = (limits.warmup + limits.steps) * step_ms / 1e3
         measuring = max(min(limits.budget_s, most), (limits.warmup + limits.min_steps) * step_ms / 1e3)
         parts.append(
@@ -109,6 +119,16 @@ class Ledger:
         )
         seconds += measuring + min(limits.text_s, TEXT_TOKENS * step_ms / 1e3)
         return f"Run will {', '.join(parts)}: about {about(seconds)}."
+
+    def _step(self, settings: Settings) -> float:
+        """Milliseconds of a step: as measured, or in the slowest mode that was, or a guess."""
+        code = _code(settings)
+        known = self._step_ms.get((*code, settings.mode))
+        if known is None:
+            known = max((ms for key, ms in self._step_ms.items() if key[:-1] == code), default=None)
+        if known is not None:
+            return known
+        return STEP_MS[0] if self._device else STUDY_STEP_MS.get(settings.backend, STEP_MS[1])
 
     def _names(self, keys: Sequence[GraphKey]) -> str:
         """ "4 graphs", "35 steps in pieces and 35 graphs"; on a CPU they are emulated."""

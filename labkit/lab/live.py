@@ -78,7 +78,9 @@ class LiveSource:
         self._answers: dict[tuple[Any, ...], tuple[Candidate, ...]] = {}
         # Those of this machine first.
         self._recordings = sorted(recordings, key=lambda rec: rec.provenance.device != (self.device or "cpu"))
-        self._ledger = Ledger(self.limits, self.device, first_compiles(recordings, self.device or "cpu"))
+        if self.room.ledger is None:
+            self.room.ledger = Ledger(self.limits, self.device, first_compiles(recordings, self.device or "cpu"))
+        self._ledger = self.room.ledger
 
     @property
     def machine(self) -> str:
@@ -174,6 +176,8 @@ class LiveSource:
 
     def cost(self, settings: Settings) -> str:
         """What a click on Run will do and about how long it takes; measured figures replace guesses as they come in."""
+        if settings.backend in self.refused(settings.model):
+            return f"Run will be refused: {settings.backend} cannot run here. Take another backend."
         loaded = self.room.llm is not None and self.room.model == settings.model
         sizes = settings.sizes or tuple(self.default_sizes(settings))
         mode = CUDAGraphMode[self.resolved(settings)[0]]
@@ -248,8 +252,9 @@ class LiveSource:
             cudagraph_mode=settings.mode, cudagraph_capture_sizes=sizes,
         )  # fmt: skip
         seconds = time.perf_counter() - begin
+        new = self._ledger.captured_now(llm, self.room.report)
         self._ledger.note_ready(settings, llm, self.room.report, seconds)
-        return llm, sentences.ready(llm, self.room.report, seconds, llm.emulated_graphs)
+        return llm, sentences.ready(llm, self.room.report, new, seconds, llm.emulated_graphs)
 
     def _max_model_len(self, settings: Settings) -> int:
         """Room for the context, the steps and the text.

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from labkit.config import CUDAGraphMode
+from labkit.config import ATTENTION_BACKENDS, CUDAGraphMode
 from labkit.errors import LabkitError
 from labkit.lab import sentences
 from labkit.lab.settings import COMPILES, MODES, Range, Run, Settings, show_sizes
@@ -81,6 +81,15 @@ class RecordedSource:
         """The modes whose decode step was recorded, under whatever mode that has the same one."""
         found = set(self._all.values("mode", model=model, backend=backend, compile=compile))
         return [mode for mode in MODES if _decode_mode(mode) in found]
+
+    def absent(self, settings: Settings) -> list[str]:
+        """A sentence on what a learner may look for and these lists do not have."""
+        served = [name for _, name in self.backends(settings.model)]
+        compiles = self.compiles(settings.model, settings.backend)
+        found = [name for name in ATTENTION_BACKENDS if name not in served and name not in self.refused(settings.model)]
+        found += [f"mode {mode}" for mode in MODES if mode not in self.modes(*_choice(settings))]
+        found += [f"compile {one}" for one in COMPILES if one not in compiles]
+        return [f"Not recorded with these settings: {', '.join(found)}."] if found else []
 
     def contexts(self, settings: Settings) -> Range:
         return _points(self._values("context", settings, mode=_decode_mode(settings.mode)))
@@ -204,6 +213,10 @@ def first_compiles(recordings: Iterable[Recording], machine: str) -> dict[str, f
             if rec.provenance.device == machine and setup.compile_ms and not setup.from_cache:
                 found[setup.model] = setup.compile_ms / 1e3
     return found
+
+
+def _choice(settings: Settings) -> tuple[str, str, str]:
+    return settings.model, settings.backend, settings.compile
 
 
 def _where(settings: Settings) -> dict[str, Any]:

@@ -87,9 +87,9 @@ def _pin_lines(letter: str, run: Run) -> Iterator[str]:
 
 
 _COLUMNS = [
-    ("run", "run#"), ("badge", "kind"), ("model", "model"), ("backend", "backend"), ("compile", "compile"),
-    ("mode", "mode"), ("size", "size#"), ("batch", "batch#"), ("context", "context#"), ("p50_ms", "median ms#"),
-    ("band", "p10–p90 ms#"), ("n", "n#"), ("launches", "launches#"), ("tok_s", "tokens/s#"),
+    ("run", "run#"), ("badge", "kind"), ("backend", "backend"), ("compile", "compile"), ("mode", "mode"),
+    ("size", "size#"), ("batch", "batch#"), ("context", "context#"), ("p50_ms", "median ms#"),
+    ("band", "p10–p90 ms#"), ("n", "n#"), ("tok_s", "tokens/s#"), ("launches", "launches#"), ("model", "model"),
 ]  # fmt: skip
 
 
@@ -106,13 +106,13 @@ def _cells(run: Run) -> dict[str, str]:
     cells["backend"] = ui.escape(sentences.backend_name(run))
     cells["badge"] = f'<span title="{ui.escape(sentences.origin(run))}">{ui.badge(run.kind)}</span>'
     if run.settings.mode != run.row.mode:
-        cells["mode"] = f"{cells['mode']} <span class='lk-quiet'>(asked {ui.escape(run.settings.mode)})</span>"
+        cells["mode"] = f"{cells['mode']}<br><span class='lk-quiet'>(asked {ui.escape(run.settings.mode)})</span>"
     if run.emulated:
         cells["mode"] += " <span class='lk-quiet'>emulated</span>"
     cells["p50_ms"] = f'<span data-ms="{run.row.p50_ms!r}">{short_ms(run.row.p50_ms)}</span>'
     cells["band"] = f"{short_ms(run.row.p10_ms)}–{short_ms(run.row.p90_ms)}"
     cells["n"] = f"{run.row.n}{' (stopped)' if run.stopped else ''}"
-    cells["tok_s"] = f"{values['tok_s']:.0f}"
+    cells["tok_s"] = short_ms(values["tok_s"]) if values["tok_s"] < 100 else f"{values['tok_s']:.0f}"
     if run.row.graph_launches:
         cells["launches"] += f" ({run.row.graph_launches} graph{'s' if run.row.graph_launches > 1 else ''})"
     return cells

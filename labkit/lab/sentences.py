@@ -12,6 +12,7 @@ from labkit.measure.provenance import Kind, ProvenanceError
 from labkit.measure.stats import ratio
 
 if TYPE_CHECKING:
+    from labkit.engine.report import CaptureRecord
     from labkit.measure.recordings import Setup
 
 
@@ -135,18 +136,15 @@ def backend_name(run: Run) -> str:
     return f"{run.row.backend} {version_of(run.row.backend_version)}".rstrip()
 
 
-def ready(llm: Any, report: Any, seconds: float, emulated: bool) -> tuple[str, ...]:
+def ready(llm: Any, report: Any, new: Sequence[CaptureRecord], seconds: float, emulated: bool) -> tuple[str, ...]:
     """What getting an engine ready took and what it kept, as sentences.
 
     Args:
         report: the `ReconfigureReport`, None for an engine that was built just now. seconds: wall time of all of it.
+        new: those of the engine's graphs that were captured for it.
     """
-    records, compiled = llm.capture_records, llm.compile_report
-    word = "emulated graph" if emulated else "graph"
-    total = sum(r.graphs for r in records)
-    sizes = len({r.size for r in records})
-    graphs = _count(total, word) + (f" for {_count(sizes, 'size')}" if total != sizes else "")
-    memory = "" if emulated else f", {sum(r.mib for r in records):.0f} MiB"
+    compiled = llm.compile_report
+    old = [record for record in llm.capture_records if record not in new]
     kept = set(report.kept) if report is not None else set()
     rebuilt = report.rebuilt_ms if report is not None else {}
     out = []
@@ -158,15 +156,24 @@ def ready(llm: Any, report: Any, seconds: float, emulated: bool) -> tuple[str, .
             else f"Compiled {classes} in {took} (tracing {_time(compiled.trace_ms)})."
             + (" The next start reads them from the cache." if compiled.saved else "")
         )  # fmt: skip
-    if records and "graphs" not in kept:
-        out.append(f"Captured {graphs} in {_time(sum(r.ms for r in records))}{memory}.")
+    if new:
+        graphs, memory = _graphs(new, emulated)
+        out.append(f"Captured {graphs} in {_time(sum(r.ms for r in new))}{memory}.")
     if report is not None:
         names = [name for name, part in (("the weights", "weights"), ("the KV cache", "kv_cache")) if part in kept]
         names += ["the compiled code"] if compiled is not None and "compile" not in rebuilt else []
-        names += [f"{graphs}{memory}"] if records and "graphs" in kept else []
+        names += ["".join(_graphs(old, emulated))] if old else []
         nothing_new = "" if rebuilt else f", so that the change took {_time(seconds * 1e3)}"
         out.append(f"Kept: {', '.join(names)}{nothing_new}.")
     return tuple(out)
+
+
+def _graphs(records: Sequence[CaptureRecord], emulated: bool) -> tuple[str, str]:
+    """How many graphs for how many sizes, and their memory where they take any."""
+    total, sizes = sum(r.graphs for r in records), len({r.size for r in records})
+    said = _count(total, "emulated graph" if emulated else "graph")
+    said += f" for {_count(sizes, 'size')}" if total != sizes else ""
+    return said, "" if emulated else f", {sum(r.mib for r in records):.0f} MiB"
 
 
 def recorded_ready(setup: Setup | None) -> tuple[str, ...]:

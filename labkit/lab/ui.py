@@ -269,8 +269,8 @@ def _speaking_figure_widget() -> Any:
             self._heard(sync_data)
 
         def get_state(self, key: Any = None, drop_defaults: bool = False) -> Any:
-            # Plotly fills these once; a page that loads again would start from the chart as it was then.
-            if key is None and hasattr(self, "_layout_obj"):
+            # Plotly 6 fills these once; a page that loads again would start from the chart as it was then.
+            if key is None and self.has_trait("_widget_data") and hasattr(self, "_layout_obj"):
                 self._trait_values["_widget_data"] = copy.deepcopy(self._data)
                 self._trait_values["_widget_layout"] = copy.deepcopy(self._layout_obj._props)
             return super().get_state(key, drop_defaults)

@@ -89,6 +89,18 @@ class Notebook:
         self.page.goto(address, wait_until="domcontentloaded")
         self.page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=90_000)
 
+    def reload(self) -> None:
+        """Save, and load the page again; the kernel goes on."""
+        self.page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
+        self.page.reload(wait_until="domcontentloaded")
+        self.page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=90_000)
+        self.page.evaluate(
+            """async () => {
+                await window.jupyterapp.restored;
+                await window.jupyterapp.shell.currentWidget.sessionContext.ready;
+            }"""
+        )
+
     def run_all(self) -> list[dict[str, Any]]:
         """Run every cell once its kernel answers; returns count, and error names, of each code cell."""
         return self.page.evaluate(

@@ -169,6 +169,17 @@ def test_two_pinned_runs_stand_side_by_side(lab):
     picture(lab, "panel-light", panel(lab))
 
 
+def test_a_page_that_is_loaded_again_shows_the_same_chart(lab):
+    before = drawn(lab)
+    lab.reload()
+    panel(lab).locator(".js-plotly-plot .xtick").first.wait_for()
+    assert drawn(lab) == before
+    check_chart(lab, 3)
+    lab.ask("panel.log.value = True")  # what is sent afterwards arrives
+    lab.page.wait_for_function("() => document.querySelector('.js-plotly-plot').layout.yaxis.type === 'log'")
+    lab.ask("panel.log.value = False")
+
+
 def test_stop_lets_at_most_one_more_step_run(lab):
     lab.ask(WATCH)
     press(lab, "Run")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import random
@@ -102,6 +103,11 @@ def test_each_kind_of_run_is_in_the_legend_once_and_old_runs_are_faint():
 def test_the_newest_runs_are_in_view():
     low, high = latency_figure([points(i) for i in range(1, 21)]).layout.xaxis.range
     assert high > 20 and 20 - SLOTS_IN_VIEW < low < 20 - SLOTS_IN_VIEW + 1
+    slow = dataclasses.replace(points(1, backend="FLEX_ATTENTION"), samples_ms=(9000.0,) * 12)
+    for log in (False, True):
+        figure = latency_figure([slow, *(points(i) for i in range(2, 10))], log=log)
+        assert figure.layout.yaxis.range[1] < 5, "a slow run that is out of view leaves the scale alone"
+        assert [t.name for t in figure.data if t.showlegend] == ["TORCH_SDPA · NONE · LIVE"]
     low, high = latency_figure([points(1)]).layout.xaxis.range
     assert high - low > 3, "one run alone is not blown up to the whole width"
 

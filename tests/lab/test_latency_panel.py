@@ -13,6 +13,7 @@ from labkit.errors import BackendError, ConfigError, LabkitError
 from labkit.figures import trace_of
 from labkit.lab import run_html
 from labkit.lab.latency import LatencyPanel
+from labkit.lab.live import LiveSource
 from labkit.lab.recorded import recorded_sources
 from labkit.lab.worker import Worker
 from labkit.measure import launches
@@ -260,6 +261,33 @@ def test_the_cost_is_announced_before_the_click(live):
     assert "load" not in panel.cost.value and "capture" not in panel.cost.value, "both were just done"
 
 
+def test_a_step_that_was_slow_is_expected_to_be_slow_in_every_mode(live):
+    panel, made = live
+    quick = panel.cost.value
+    panel.backend.value = "TORCH_SDPA"
+    panel.sources[0]._ledger.note_step(panel.controls.settings(), 2000.0)
+    panel.mode.value = "FULL"
+    assert quick.endswith("about 6 s.</p></div>") and panel.cost.value.endswith("about 68 s.</p></div>")
+
+
+def test_panels_that_share_an_engine_know_what_it_holds(live, worker):
+    panel, made = live
+    source = LiveSource(panel.sources[0].room, panel.sources[0].limits, device="", ask_backends=lambda *a: CANDIDATES)
+    other = LatencyPanel(source, worker=worker, redraw=True)
+    panel.mode.value = other.mode.value = "FULL"
+    press(panel)
+    other.mode.value = "FULL_DECODE_ONLY"
+    assert "keep all 4 emulated graphs" in other.cost.value
+
+
+def test_tokens_per_second_below_one_are_not_rounded_away(live):
+    panel, made = live
+    press(panel)
+    made[0].wall_ms = lambda k: 2225.0
+    press(panel)
+    assert '<td class="lk-num">0.449</td>' in panel.table_area.value
+
+
 def test_progress_of_captures_is_shown(live):
     panel, made = live
     press(panel)
@@ -364,6 +392,10 @@ def test_a_toggle_without_new_captures_says_what_was_kept(live):
     assert "Run 3 is done. Kept:" in panel.status.value
     panel.mode.value = "FULL_AND_PIECEWISE"
     assert "capture 4 emulated steps in pieces (1, 2, 4, 8)" in panel.cost.value, "the graphs of decodes are there"
+    press(panel)
+    captured, kept = panel.runs[3].ready
+    assert captured == "Captured 124 emulated graphs for 4 sizes in 20 ms."
+    assert kept == "Kept: the weights, the KV cache, 4 emulated graphs."
 
 
 def test_every_size_is_listed_with_its_memory_on_a_gpu(live):
@@ -463,6 +495,7 @@ def test_a_backend_that_cannot_serve_is_named_beforehand_and_its_error_is_a_card
     assert ("FLASH_ATTN (not here)", "FLASH_ATTN") in panel.backend.options
     panel.backend.value = "FLASH_ATTN"
     assert "cannot run here: needs a GPU" in panel.hint.value
+    assert "Run will be refused: FLASH_ATTN cannot run here" in panel.cost.value and "about" not in panel.cost.value
     assert "1 backend cannot run here: FLASH_ATTN</summary>" in panel.hint.value
     press(panel)
     assert "needs a GPU" in panel.error.value and "Usable here" in panel.error.value
@@ -645,6 +678,8 @@ def test_modes_and_backends_that_were_not_recorded_are_not_offered(recorded):
     assert modes == ["NONE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"], "their decode step is the same"
     assert [value for _, value in recorded.compile.options] == ["NONE"]
     assert [value for _, value in recorded.backend.options] == ["TRITON_ATTN"]
+    absent = "FLASH_ATTN, FLASHINFER, FLEX_ATTENTION, XFORMERS, TORCH_SDPA, mode PIECEWISE, compile VLLM_COMPILE"
+    assert f"Not recorded with these settings: {absent}." in recorded.hint.value
 
 
 def test_each_recorded_machine_is_its_own_source_and_machines_are_not_compared(worker):
