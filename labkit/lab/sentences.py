@@ -80,7 +80,18 @@ def comparison(a: Run, b: Run) -> str:
         said = f"A takes {found.value:.2f} times as long as B ({found.low:.2f}–{found.high:.2f})."
     else:
         said = f"B takes {1 / found.value:.2f} times as long as A ({1 / found.high:.2f}–{1 / found.low:.2f})."
-    return f"{said} {apart}".rstrip()
+    return " ".join(filter(None, (said, _differing(a, b), apart)))
+
+
+def _differing(a: Run, b: Run) -> str:
+    """What a ratio cannot be laid to one setting for, where two runs differ in several."""
+    mine, other = ((backend_name(run), run.settings.batch, run.row) for run in (a, b))
+    names = ["backend"] * (mine[0] != other[0]) + ["batch"] * (mine[1] != other[1])
+    fields = ("model", "compile", "mode", "context")
+    names += [name for name in fields if getattr(mine[2], name) != getattr(other[2], name)]
+    if len(names) < 2:
+        return ""
+    return f"The two differ in {', '.join(names[:-1])} and {names[-1]}: this is the effect of all of it together."
 
 
 def _apart(a: Run, b: Run) -> str:

@@ -57,6 +57,14 @@ def test_a_small_difference_is_no_difference():
     assert sentences.comparison(a, b).startswith("No difference shown")
 
 
+def test_runs_that_differ_in_more_than_one_thing_say_so():
+    a, b = run_of(row("NONE", 1, 6.0), 1), run_of(row("FULL", 4, 1.5), 2)
+    assert sentences.comparison(a, b).endswith(
+        "The two differ in batch and mode: this is the effect of all of it together."
+    )
+    assert "differ" not in sentences.comparison(a, run_of(row("FULL", 1, 1.5), 2))
+
+
 def test_no_ratio_across_kinds_or_machines():
     here = run_of(row("NONE", 1, 60.0), 1, kind=Kind.LIVE, gpu=None)
     there, elsewhere = run_of(row("NONE", 1, 6.0), 2), run_of(row("NONE", 1, 9.0), 3, gpu="NVIDIA L4")
