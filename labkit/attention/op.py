@@ -1,13 +1,14 @@
 """Attention as the model calls it: write K and V into the paged cache, then run the backend. Refuses to know the model.
 
 The model passes tensors and a layer number; everything else (cache, metadata, backend) comes from the forward context,
-so that the call looks the same eagerly, under capture and, later, as an opaque operator of torch.compile.
+so that the call looks the same eagerly, under capture and as an opaque operator of torch.compile.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -37,18 +38,23 @@ class ForwardContext:
     break_at: Callable[[int, torch.Tensor, torch.Tensor], None] | None = None
 
 
-_current: ForwardContext | None = None
+class _Current(threading.local):
+    """One context for each thread: engines in two threads must not write into each other's caches."""
+
+    context: ForwardContext | None = None
+
+
+_current = _Current()
 
 
 @contextlib.contextmanager
 def forward_context(context: ForwardContext) -> Iterator[None]:
     """Make `context` the one that `attention` uses; the previous one comes back afterwards."""
-    global _current
-    previous, _current = _current, context
+    previous, _current.context = _current.context, context
     try:
         yield
     finally:
-        _current = previous
+        _current.context = previous
 
 
 def layer_cache(layer: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -89,10 +95,11 @@ def attention(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.T
 
 
 def _context() -> ForwardContext:
-    if _current is None:
+    context = _current.context
+    if context is None:
         raise LabkitError(
             "attention",
             "there is no forward context",
             "Call the model through the runner or inside forward_context(…).",
         )
-    return _current
+    return context

@@ -390,29 +390,39 @@ class Engine:
         kept = ["weights", "tokenizer"]
         num_notes = len(self.notes)
         self.asked, self.plan = asked, plan
-        needs_rows = (
-            max(plan.capture_sizes, default=0) > self.runner.max_hidden_rows
-            or plan.max_num_rows > self.inputs.max_num_reqs
-        )
-        self._forget_stale_graphs()
-        begin = time.perf_counter()
-        if plan.config.compilation_mode == "VLLM_COMPILE" and plan.compile_key not in self._compiled:
-            self._compile()
-            timings["compile"] = (time.perf_counter() - begin) * 1e3
-        begin = time.perf_counter()
-        if plan.layout_key != old.layout_key or needs_rows:
-            self._relayout(old_asked, old)
-            timings["kv_cache"] = (time.perf_counter() - begin) * 1e3
-        else:
-            kept.append("kv_cache")
-            self.scheduler.limits = scheduler_limits(plan)
-            self.pool.enable_prefix_caching = plan.config.enable_prefix_caching
+        waiting: list[Request] | None = None  # a list once the layout is being made anew
+        try:
+            self._forget_stale_graphs()
+            begin = time.perf_counter()
+            if plan.config.compilation_mode == "VLLM_COMPILE" and plan.compile_key not in self._compiled:
+                self._compile()
+                plan = self.plan  # without compilation, if that failed
+                timings["compile"] = (time.perf_counter() - begin) * 1e3
+            needs_rows = (
+                max(plan.capture_sizes, default=0) > self.runner.max_hidden_rows
+                or plan.max_num_rows > self.inputs.max_num_reqs
+            )
+            begin = time.perf_counter()
+            if plan.layout_key != old.layout_key or needs_rows:
+                waiting = self._give_back_layout()
+                self._build_layout()
+                timings["kv_cache"] = (time.perf_counter() - begin) * 1e3
+            else:
+                kept.append("kv_cache")
+            begin = time.perf_counter()
+            self._dispatch()
+            missing = len(self.runner.missing_graphs())
+            self._use_plan()
+        except BaseException:
+            self._go_back(old_asked, old, waiting)
+            raise
+        if waiting is None:
+            self.scheduler.limits = scheduler_limits(self.plan)
+            self.pool.enable_prefix_caching = self.plan.config.enable_prefix_caching
             if not self.pool.enable_prefix_caching:
                 self.pool.reset_prefix_cache()
-        begin = time.perf_counter()
-        self._dispatch()
-        missing = len(self.runner.missing_graphs())
-        self._use_plan()
+        else:
+            self._readmit_all(waiting)
         if missing:
             timings["graphs"] = (time.perf_counter() - begin) * 1e3
         elif self.runner.records():
@@ -420,6 +430,15 @@ class Engine:
         after = self.plan.config.as_dict()
         changed = {k: (before[k], after[k]) for k in after if before[k] != after[k]}
         return ReconfigureReport(changed, timings, tuple(kept), tuple(self.notes[num_notes:]))
+
+    def _go_back(self, asked: EngineConfig, plan: EnginePlan, waiting: Sequence[Request] | None) -> None:
+        """The settings of before, after a change that failed or was interrupted on its way."""
+        self.asked, self.plan = asked, plan
+        if waiting is not None or "runner" not in self.__dict__:
+            held = self._give_back_layout()
+            self._build_layout()
+            self._readmit_all(held if waiting is None else waiting)
+        self._use_plan()
 
     def _forget_stale_graphs(self) -> None:
         """Graphs and compiled code hold the weights that were there; where others took their place, both are made anew.
@@ -435,28 +454,21 @@ class Engine:
             self.runner.drop_graphs()
             self._compiled.clear()
 
-    def _relayout(self, old_asked: EngineConfig, old: EnginePlan) -> None:
-        """Rebuild cache, buffers and scheduler for new limits; live requests start again from their tokens.
+    def _give_back_layout(self) -> list[Request]:
+        """Free cache, buffers and graphs before others are made, since both rarely fit; returns the live requests.
 
-        The old ones are given back first, since both rarely fit; when the new ones do not fit, the old are made again.
+        They start again from their tokens, under the limits that come.
         """
         self.scheduler.preempt_all()
         waiting = list(self.scheduler.waiting)
-        self.runner.drop_graphs()
+        if "runner" in self.__dict__:
+            self.runner.drop_graphs()
         self._backends.clear()
         self._launches.clear()
-        del self.runner, self.kv, self.inputs
+        for part in ("runner", "kv", "inputs"):
+            self.__dict__.pop(part, None)
         self._empty_caches()
-        try:
-            self._build_layout()
-        except BaseException:
-            self.asked, self.plan = old_asked, old
-            self._empty_caches()
-            self._build_layout()
-            self._readmit_all(waiting)
-            self._use_plan()
-            raise
-        self._readmit_all(waiting)
+        return waiting
 
     def _empty_caches(self) -> None:
         gc.collect()

@@ -52,30 +52,27 @@ def trace(
     """
     if num_tokens < 2:
         raise ValueError("a trace needs at least 2 tokens")
+    token_ids = torch.zeros(num_tokens, dtype=torch.int32, device=device)
+    positions = torch.zeros(num_tokens, dtype=torch.int32, device=device)
+    for tensor in (token_ids, positions):
+        torch._dynamo.mark_dynamic(tensor, 0)
     names = {id(tensor): name for name, tensor in weights.items()}
+    names |= {id(token_ids): TOKEN_IDS, id(positions): POSITIONS}
     failed: list[BaseException] = []
+    consumer = [inside]  # emptied at the end: Dynamo keeps every backend it was given, and with it what that holds
 
     def backend(module: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
         inputs = []
         for example in example_inputs:
             if isinstance(example, torch.SymInt | int):
                 inputs.append(NUM_TOKENS)
-            elif example is token_ids:
-                inputs.append(TOKEN_IDS)
-            elif example is positions:
-                inputs.append(POSITIONS)
             else:
                 inputs.append(names[id(example)])
         try:
-            inside(Trace(module, tuple(inputs)))
+            consumer[0](Trace(module, tuple(inputs)))
         except BaseException as error:  # Dynamo would wrap it beyond recognition
             failed.append(error)
         return lambda *args: (torch.empty(0),)  # what was traced is not run here
-
-    token_ids = torch.zeros(num_tokens, dtype=torch.int32, device=device)
-    positions = torch.zeros(num_tokens, dtype=torch.int32, device=device)
-    for tensor in (token_ids, positions):
-        torch._dynamo.mark_dynamic(tensor, 0)
 
     def whole(token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         return forward(token_ids, positions)
@@ -95,8 +92,10 @@ def trace(
                 f"the compiler stopped: {first_line(error)}{user_line(error)}",
                 "Set compilation_mode to NONE to run without it.",
             ) from error
+    finally:
+        consumer.clear()
     if failed:
-        raise failed[0]
+        raise failed.pop()
 
 
 def first_line(error: BaseException) -> str:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
 import warnings
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from labkit import LLM
+from labkit import LLM, SamplingParams
 from labkit.engine import compiled as compiled_module
+from labkit.engine import engine as engine_module
 from labkit.errors import CompileError, ConfigError
 from labkit.graphs import compile_cache
+from labkit.graphs.capture import GraphCapturer
 from tests.engine.test_capture import nothing_is_left, weights_after_capture
 from tests.engine.test_engine import EAGER, SMALL, prompts
 from tests.teacher import assert_same_logits, one_by_one, teach
@@ -106,6 +111,48 @@ def test_c34_weights_after_compilation_and_capture() -> None:
 
 def test_c44_nothing_is_left_of_a_closed_compiled_engine() -> None:
     nothing_is_left(COMPILED, turns=2)
+
+
+def test_a_trace_does_not_keep_the_weights() -> None:
+    """Dynamo keeps what it was given to call, for the life of the process."""
+    with LLM("tiny-llama", **EAGER) as llm:
+        compiled_module._trace(llm.engine.model.decoder, lambda traced, held=llm.engine.model.decoder: None)
+        gone = [weakref.ref(tensor) for tensor in llm.engine.model.decoder.tensors().values()]
+    del llm
+    gc.collect()
+    assert [ref() is None for ref in gone] == [True] * len(gone)
+
+
+@pytest.mark.parametrize("where", ["compile_model", "Builder", "capture"])
+def test_an_interrupted_change_leaves_the_old_settings(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """Pages, cache and settings belong together afterwards, live requests go on, and the change can be made again."""
+    changes = {"block_size": 16, "num_gpu_blocks_override": 30, "compilation_mode": "VLLM_COMPILE"}
+    batch, counts = prompts(3, seed=8), [9, 12, 7]
+    with LLM("tiny-llama", **EAGER) as alone:
+        reference = one_by_one(alone, batch, counts)
+    with LLM("tiny-llama", **{**COMPILED, "compilation_mode": "NONE"}) as llm:
+        llm.add_request([5, 6, 7], SamplingParams(max_tokens=8, ignore_eos=True), "live")
+        llm.step()
+        before = llm.config.as_dict()
+        places = {"compile_model": compiled_module, "Builder": engine_module, "capture": GraphCapturer}
+        original, calls = getattr(places[where], where), itertools.count()
+
+        def stop(*args: object, **kwargs: object) -> object:
+            if next(calls) == 0:
+                raise KeyboardInterrupt
+            return original(*args, **kwargs)
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(places[where], where, stop)
+            llm.reconfigure(**changes)
+        assert llm.config.as_dict() == before and llm.engine.pool.block_size == llm.engine.inputs.block_size == 4
+        assert llm.engine.kv.key_caches[0].shape[:2] == (200, 4) and not llm.engine.runner.missing_graphs()
+        outputs = [o for _ in range(8) for o in llm.step().outputs if o.finished]
+        assert [(o.request_id, o.finish_reason, len(o.token_ids)) for o in outputs] == [("live", "length", 8)]
+        assert set(changes) <= set(llm.reconfigure(**changes).changed)
+        assert llm.engine.kv.key_caches[0].shape[:2] == (30, 16)
+        ours, _ = teach(llm, batch, counts, stagger=1)
+    assert_same_logits(ours, reference)
 
 
 def test_a_compile_that_fails_leaves_an_engine_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:

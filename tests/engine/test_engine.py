@@ -6,6 +6,7 @@ import contextlib
 import gc
 import itertools
 import random
+import threading
 import warnings
 import weakref
 
@@ -281,6 +282,37 @@ def test_a_failed_forward_loses_no_request(monkeypatch: pytest.MonkeyPatch) -> N
             except RuntimeError:
                 failures += 1
         assert failures == 2 and outputs[request].token_ids == expected
+
+
+def test_engines_in_two_threads_keep_to_their_own_caches() -> None:
+    """The second one takes a whole step while the first is in the middle of its own."""
+    with LLM("tiny-llama", **EAGER) as ours, LLM("tiny-qwen3", **{**EAGER, "block_size": 16}) as theirs:
+        expected = ours.generate([[1, 2, 3, 4, 5]])[0].token_ids
+        ours.reset()
+        inside, go_on = threading.Event(), threading.Event()
+        their_forward = theirs.engine.runner.backend.forward
+
+        def waits(*args: object, **kwargs: object) -> None:
+            inside.set()
+            assert go_on.wait(60)
+            their_forward(*args, **kwargs)  # type: ignore[arg-type]
+
+        theirs.engine.runner.backend.forward = waits  # type: ignore[method-assign]
+        outputs: list[object] = []
+        thread = threading.Thread(target=lambda: outputs.extend(theirs.generate([[1, 2, 3]])))
+        thread.start()
+        assert inside.wait(60)
+        forward = ours.engine.runner.backend.forward
+
+        def lets_go(*args: object, **kwargs: object) -> None:
+            if not go_on.is_set():  # the other one ends its pass in the middle of this one
+                go_on.set()
+                thread.join(60)
+            forward(*args, **kwargs)  # type: ignore[arg-type]
+
+        ours.engine.runner.backend.forward = lets_go  # type: ignore[method-assign]
+        assert ours.generate([[1, 2, 3, 4, 5]])[0].token_ids == expected
+        assert len(outputs) == 1
 
 
 @pytest.mark.parametrize("mode", ["NONE", "FULL_AND_PIECEWISE"])
