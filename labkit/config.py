@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from labkit.errors import ConfigError, did_you_mean
@@ -242,6 +242,8 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.cudagraph_mode is not None:
             object.__setattr__(self, "cudagraph_mode", CUDAGraphMode.parse(self.cudagraph_mode))
+        for field in ("cudagraph_capture_sizes", "compile_sizes", "splitting_ops"):
+            self._check_list(field)
         if self.cudagraph_capture_sizes is not None:
             object.__setattr__(self, "cudagraph_capture_sizes", tuple(self.cudagraph_capture_sizes))
         if self.attention_backend is not None:
@@ -271,7 +273,7 @@ class EngineConfig:
             raise ConfigError(f"flash_attn_version={version!r}", "there is no such version", "Take 2, 3, 4 or 'auto'.")
         for field, low in (
             ("max_num_seqs", 1), ("max_num_batched_tokens", 1), ("long_prefill_token_threshold", 0),
-            ("num_splits", 0), ("num_speculative_tokens", 0), ("tensor_parallel_size", 1),
+            ("num_splits", 0), ("num_speculative_tokens", 0), ("tensor_parallel_size", 1), ("seed", 0),
         ):  # fmt: skip
             self._check_int(field, low)
         for field, low in (
@@ -321,6 +323,11 @@ class EngineConfig:
         value = getattr(self, field)
         if value not in options:
             raise ConfigError(f"{field}={value!r}", "is not a known value", did_you_mean(str(value), options))
+
+    def _check_list(self, field: str) -> None:
+        value = getattr(self, field)
+        if value is not None and (isinstance(value, str) or not isinstance(value, Iterable)):
+            raise ConfigError(f"{field}={value!r}", "is not a list", f"Write [{value!r}] for one entry.")
 
     def _check_int(self, field: str, low: int) -> None:
         value = getattr(self, field)

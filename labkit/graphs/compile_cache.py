@@ -31,9 +31,9 @@ _PROGRAM = "program.json"
 def default_folder() -> Path:
     """`$LABKIT_CACHE/compile`, or `~/.cache/labkit/compile`; for a user without a home, in the temporary folder."""
     base = os.environ.get("LABKIT_CACHE")
-    if base:
-        return Path(base).expanduser() / "compile"
     try:
+        if base:
+            return Path(base).expanduser() / "compile"
         return Path.home() / ".cache" / "labkit" / "compile"
     except RuntimeError:
         return Path(tempfile.gettempdir()) / "labkit" / "compile"

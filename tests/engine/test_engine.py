@@ -352,6 +352,11 @@ def test_a_step_interrupted_after_its_inputs_were_written_is_repeated_right(
         ({"device": "tpu"}, ConfigError, "device"),
         ({"max_model_len": 10**6}, ConfigError, "max_model_len"),
         ({"cudagraph_capture_sizes": [4, 100], "cudagraph_mode": "FULL_DECODE_ONLY"}, ConfigError, "100"),
+        ({"cudagraph_capture_sizes": 4}, ConfigError, r"is not a list. Write \[4\]"),
+        ({"compile_sizes": 4}, ConfigError, r"is not a list. Write \[4\]"),
+        ({"splitting_ops": "labkit::unified_attention_with_output"}, ConfigError, "is not a list"),
+        ({"seed": -1}, ConfigError, "seed=-1: must be a whole number ≥ 0"),
+        ({"seed": "a"}, ConfigError, "seed='a': must be a whole number ≥ 0"),
     ],
 )
 def test_bad_settings_fail_at_construction(changes: dict, error: type[LabkitError], named: str) -> None:

@@ -163,6 +163,8 @@ def test_c37_a_user_without_a_home_has_a_cache(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delenv("LABKIT_CACHE", raising=False)
     monkeypatch.setattr(compile_cache.Path, "home", staticmethod(no_home))
     assert compile_cache.default_folder().name == "compile"
+    monkeypatch.setenv("LABKIT_CACHE", "~no-such-user/cache")
+    assert compile_cache.default_folder().name == "compile"
 
 
 def test_the_cache_can_be_switched_off(made, folder, monkeypatch, tmp_path) -> None:  # type: ignore[no-untyped-def]
