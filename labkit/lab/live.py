@@ -6,6 +6,7 @@ Everything in this file runs on the worker thread. Torch is only imported once a
 from __future__ import annotations
 
 import dataclasses
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -147,7 +148,8 @@ class LiveSource:
         )  # fmt: skip
 
     def _candidates(self, model: str, max_model_len: int = 256, version: int | None = None) -> tuple[Candidate, ...]:
-        key = model, max_model_len, version
+        # Once something has loaded Triton to compile, it no longer interprets, which is all TRITON_ATTN has on a CPU.
+        key = model, max_model_len, version, "triton" in sys.modules
         if key not in self._answers:
             self._answers[key] = self._ask_backends(model, self.limits.max_num_seqs, max_model_len, version)
         return self._answers[key]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import threading
 
 import pytest
@@ -504,6 +505,21 @@ def test_a_backend_that_cannot_serve_is_named_beforehand_and_its_error_is_a_card
     panel.backend.value = "AUTO"
     press(panel)
     assert len(panel.runs) == 1 and panel.error.value == ""
+
+
+def test_a_backend_that_can_no_longer_serve_is_named_once_triton_was_loaded(worker, monkeypatch):
+    """On a CPU a compilation loads Triton as a compiler, and TRITON_ATTN would need it as an interpreter."""
+    monkeypatch.delitem(sys.modules, "triton", raising=False)
+    source, made = live_source()
+    able = dataclasses.replace(CANDIDATES[1], name="TRITON_ATTN", usable=True, reasons=(), tier=Tier.ALWAYS)
+    cannot = dataclasses.replace(able, usable=False, reasons=CANDIDATES[1].reasons)
+    source._ask_backends = lambda *args: (CANDIDATES[0], cannot if "triton" in sys.modules else able)
+    panel = LatencyPanel(source, worker=worker, redraw=True)
+    panel.backend.value = "TRITON_ATTN"
+    assert "takes seconds" in panel.hint.value
+    monkeypatch.setitem(sys.modules, "triton", object())
+    panel.mode.value = "FULL"
+    assert "TRITON_ATTN cannot run here: needs a GPU" in panel.hint.value and "refused" in panel.cost.value
 
 
 def test_a_failed_capture_is_a_card_and_the_next_run_works(live):
