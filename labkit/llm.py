@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -475,6 +476,7 @@ def find_backends(platform: Platform, requested: str | None = None) -> Mapping[s
     """Which backends load in this process. An explicit TRITON_ATTN on a CPU switches Triton's interpreter on first."""
     from labkit.attention import registry
 
-    if requested == "TRITON_ATTN" and platform.device_type == "cpu":
-        os.environ.setdefault("TRITON_INTERPRET", "1")  # read once, when Triton is first imported
+    # Triton reads it when it is first imported; set later, it would be believed and not be true.
+    if requested == "TRITON_ATTN" and platform.device_type == "cpu" and "triton" not in sys.modules:
+        os.environ.setdefault("TRITON_INTERPRET", "1")
     return registry.Installed()

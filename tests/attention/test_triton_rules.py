@@ -186,3 +186,21 @@ def test_c26_availability_keeps_the_real_exception(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     found = TritonAttentionBackend.availability()
     assert not found.usable and found.reason == "OSError: libtriton.so: undefined symbol: cuGetProcAddress"
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_the_interpreter_is_asked_for_only_before_triton_is_loaded(loaded: bool, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """Afterwards the variable would say yes and the kernels would still be compiled ones."""
+    import os
+
+    from labkit.llm import find_backends
+
+    monkeypatch.setenv("TRITON_INTERPRET", "")
+    monkeypatch.delenv("TRITON_INTERPRET")
+    if loaded:
+        monkeypatch.setitem(sys.modules, "triton", sys.modules.get("triton", object()))
+    else:
+        monkeypatch.delitem(sys.modules, "triton", raising=False)
+    find_backends(Platform("cpu"), "TRITON_ATTN")
+    assert ("TRITON_INTERPRET" in os.environ) is not loaded
+    find_backends(Platform("cpu"), None)
