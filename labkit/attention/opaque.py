@@ -20,8 +20,20 @@ _library.define(
 )
 
 
+# The dispatcher switches these off below it. A backend that compiles at its first call traces a mask with them.
+_TRANSFORMS = (
+    torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode,
+    torch._C.DispatchKey.FuncTorchDynamicLayerBackMode,
+    torch._C.DispatchKey.FuncTorchBatched,
+)
+
+
 def _run(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, output: torch.Tensor, layer: int) -> None:
-    op.attention(layer, query, key, value, output)
+    included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    for transform in _TRANSFORMS:
+        excluded = excluded.remove(transform)
+    with torch._C._ForceDispatchKeyGuard(included, excluded):
+        op.attention(layer, query, key, value, output)
 
 
 def _fake(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, output: torch.Tensor, layer: int) -> None:

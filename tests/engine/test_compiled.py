@@ -105,6 +105,21 @@ def test_toggling_keeps_weights_and_code(monkeypatch: pytest.MonkeyPatch) -> Non
         assert llm.generate([[1, 2, 3]])[0].token_ids == text
 
 
+@pytest.mark.parametrize(
+    "settings", [{"splitting_ops": [], "cudagraph_mode": "NONE"}, {"compilation_mode": "STOCK_TORCH_COMPILE"}], ids=str
+)
+def test_a_backend_may_compile_inside_compiled_code(settings: dict[str, object]) -> None:
+    """FLEX_ATTENTION traces its mask at the first call of a shape, here from inside the operator."""
+    with LLM("tiny-llama", **EAGER) as eager:
+        reference = one_by_one(eager, [[1, 2, 3]], 3)
+    torch._dynamo.reset()  # an earlier test may have compiled the shape
+    asked = {**COMPILED, "block_size": None, "attention_backend": "FLEX_ATTENTION", "cudagraph_capture_sizes": [1]}
+    with LLM("tiny-llama", **{**asked, **settings}) as llm:
+        ours, _ = teach(llm, [[1, 2, 3]], 3)
+        assert not [note for note in llm.notes if "without" in note]
+    assert_same_logits(ours, reference)
+
+
 def test_c34_weights_after_compilation_and_capture() -> None:
     weights_after_capture(COMPILED)
 
