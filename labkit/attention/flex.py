@@ -98,7 +98,7 @@ def edge_pages(block_m: int, group: int, block_size: int, window: int | None) ->
 
 
 def num_tiles(num_tokens: int, num_reqs: int, group: int, block_m: int) -> int:
-    """Tiles that any batch of this padded shape fits in; at least `LEAST_ROWS` of rows, and 2 (1 is special to torch)."""
+    """Tiles that any batch of this padded shape fits in; at least `LEAST_ROWS` rows of them, and never 1."""
     return max(num_tokens * group // block_m + min(num_reqs, num_tokens) + 1, -(-LEAST_ROWS // block_m))
 
 
