@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import tempfile
 
 import pytest
 
@@ -33,6 +34,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Errors inside a panel fail the test instead of showing a card.
 os.environ.setdefault("LABKIT_STRICT", "1")
+# What a test writes as a learner (progress, recordings) never meets the user's own.
+os.environ["LABKIT_HOME"] = tempfile.mkdtemp(prefix="labkit-home-")
 
 try:
     import hypothesis

@@ -82,7 +82,7 @@ class Notebook:
         self.complaints: list[str] = []
         self.outside: list[str] = []
         page.on("console", self._hear)
-        page.on("pageerror", lambda error: self.complaints.append(f"page error: {error}"))
+        page.on("pageerror", lambda error: self.complaints.append(f"page error: {error}\n{error.stack}"))
         page.on("request", self._see)
 
     def open(self, address: str) -> None:
