@@ -15,7 +15,7 @@ from labkit.errors import LabkitError
 
 #: What a span does. "graph" is the replay of a graph, on the host lane; kernels have the role of their work.
 ROLES = ("gemm", "attention", "norm", "rope_cache", "activation", "embedding", "sampling", "copy", "graph", "other")
-#: "phase" spans are the engine's own parts of a step (schedule, launch, …); they lie around host spans and start nothing.
+#: "phase" spans are the engine's own parts of a step (schedule, launch, …), around host spans; they start nothing.
 LANES = ("host", "device", "phase")
 
 
