@@ -14,17 +14,19 @@ from pathlib import Path
 from typing import Any
 
 from labkit.measure.provenance import Kind, Provenance
-from labkit.measure.recordings import (
+from labkit.measure.recordings import SHIPPED
+from labkit.measure.stats import Measurement
+from labkit.measure.storage import (
     AGAIN,
     MIN_SAMPLES,
-    SHIPPED,
     RecordingError,
     check_fields,
+    check_not_made_up,
     check_samples,
+    migrate,
     read_object,
     write_object,
 )
-from labkit.measure.stats import Measurement
 
 SCHEMA = 1
 TABLE = "attention"
@@ -167,12 +169,7 @@ class AttentionRecording:
         """
         if not isinstance(data, Mapping) or data.get("table") != TABLE:
             raise RecordingError(where, "is no recording of attention calls", "Name a file of `bench attention --out`.")
-        if data.get("schema") != SCHEMA:
-            raise RecordingError(
-                where,
-                f"has schema {data.get('schema')!r}, and this version reads schema {SCHEMA}",
-                "Read it with the version that wrote it, or record again.",
-            )
+        data = migrate(data, SCHEMA, {}, where)
         if "provenance" not in data or not isinstance(data.get("rows"), list):
             raise RecordingError(where, "has no provenance or no list of rows", "Record again with this version.")
         refused = data.get("refused", {})
@@ -198,6 +195,8 @@ class AttentionRecording:
                 )
         if self.rows and self.provenance.n > min(row.n for row in self.rows):
             raise RecordingError(where, f"says n={self.provenance.n} and has a row with fewer samples", "Record again.")
+        if self.provenance.kind is not Kind.SIMULATED:
+            check_not_made_up(self.rows, "us", where)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write a compressed file, whole or not at all. What is stored is a recording: LIVE becomes RECORDED."""

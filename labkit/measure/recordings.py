@@ -9,31 +9,33 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import functools
-import gzip
-import json
-import math
 import os
-import tempfile
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from labkit.errors import LabkitError, did_you_mean
+from labkit.errors import did_you_mean
 from labkit.measure.provenance import Kind, Provenance, ProvenanceError
-from labkit.measure.stats import Measurement, summary
+from labkit.measure.stats import Measurement
+from labkit.measure.storage import (
+    AGAIN,
+    MIN_SAMPLES,
+    RecordingError,
+    check_fields,
+    check_not_made_up,
+    check_samples,
+    migrate,
+    read_all,
+    read_object,
+    write_atomically,
+    write_object,
+)
 
-SCHEMA = 1
-#: A stored row has at least this many samples.
-MIN_SAMPLES = 50
+SCHEMA = 2
 #: Samples are stored to 0.1 µs; percentiles of what is stored may differ from what is written by this much, in ms.
 RESOLUTION_MS = 1e-4
 
 SHIPPED = Path(__file__).resolve().parents[1] / "data" / "recordings"
-
-
-class RecordingError(LabkitError, ValueError):
-    """A recording that cannot be read, or cannot be believed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +53,8 @@ class Row:
     a second. peak_mib: peak of the device allocator. phases_us: medians of host time per phase.
     launches_by_kind: `launches` and copies, split. emulated: the "graph" was the CPU's emulation.
     weights: "real" or "random". chunk: tokens of a prompt that ran beside the `batch` decodes, 0 in a pure decode step.
+    rounds: the samples were taken in this many equal rounds, each beside a round of every row that it is compared with;
+    1 where the row was measured in one go.
     """
 
     model: str
@@ -84,6 +88,7 @@ class Row:
     emulated: bool = False
     weights: str = "random"
     chunk: int = 0
+    rounds: int = 1
 
     @property
     def key(self) -> tuple[str, str, str, str, int, int, int]:
@@ -110,7 +115,7 @@ class Row:
         Raises:
             RecordingError: a field is missing, unknown, of the wrong type, or disagrees with the samples.
         """
-        check_fields(cls, data, where, optional=("chunk",))
+        check_fields(cls, data, where)
         row = cls(**{**data, "samples_ms": tuple(float(s) for s in data["samples_ms"])})
         row.check(where)
         return row
@@ -118,66 +123,12 @@ class Row:
     def check(self, where: str = "a row") -> None:
         """Raise RecordingError unless the numbers of this row agree with each other."""
         check_samples(self, "ms", RESOLUTION_MS, where)
+        if self.rounds < 1 or self.n % self.rounds:
+            raise RecordingError(where, f"says {self.rounds} equal rounds of {self.n} samples", AGAIN)
         if not 1 <= self.batch * self.query_len <= self.size - self.chunk:
             beside = f" and a chunk of {self.chunk}" if self.chunk else ""
             ran = f"ran {self.batch} × {self.query_len} tokens{beside} in a size of {self.size}"
             raise RecordingError(where, ran, AGAIN)
-
-
-AGAIN = "The file was edited or damaged; record again."
-
-
-def check_fields(cls: type[Any], data: Any, where: str, optional: Sequence[str] = ()) -> None:
-    """Raise RecordingError unless `data` holds every field of the dataclass `cls`, nothing else, each of its type.
-
-    optional: fields that a file from before they existed may lack.
-    """
-    if not isinstance(data, Mapping):
-        raise RecordingError(where, f"is {type(data).__name__}, not an object", "Record again with this version.")
-    fields = {f.name: f for f in dataclasses.fields(cls)}
-    for name in data:
-        if name not in fields:
-            raise RecordingError(where, f"has an unknown field {name!r}", did_you_mean(str(name), fields))
-    for name, field in fields.items():
-        if name not in data:
-            if name in optional:
-                continue
-            raise RecordingError(where, f"has no {name!r}", "Record again with this version.")
-        if not _matches(data[name], str(field.type)):
-            raise RecordingError(
-                where, f"{name}={data[name]!r} is not of type {field.type}", "Record again with this version."
-            )
-
-
-def check_samples(row: Any, unit: str, resolution: float, where: str) -> None:
-    """Raise RecordingError unless `row.samples_UNIT` are `row.n` times above zero, with the percentiles beside them."""
-    samples = getattr(row, f"samples_{unit}")
-    if row.n != len(samples) or not samples:
-        raise RecordingError(where, f"says n={row.n} and holds {len(samples)} samples", AGAIN)
-    if not all(math.isfinite(s) and s > 0 for s in samples):
-        raise RecordingError(where, "holds a sample that is not a time above zero", AGAIN)
-    found = summary(samples)
-    for name in ("p10", "p50", "p90"):
-        stored, computed = getattr(row, f"{name}_{unit}"), getattr(found, name)
-        if not abs(stored - computed) <= resolution:
-            raise RecordingError(where, f"says {name}_{unit}={stored} and its samples give {computed:.4f}", AGAIN)
-
-
-def _matches(value: Any, annotation: str) -> bool:
-    if annotation.endswith("| None"):
-        return value is None or _matches(value, annotation.removesuffix("| None").strip())
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if annotation == "float":
-        return number and math.isfinite(value)
-    if annotation == "int":
-        return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-    if annotation.startswith("tuple["):
-        inner = annotation.removeprefix("tuple[").removesuffix(", ...]")
-        return isinstance(value, (list, tuple)) and all(_matches(v, inner) for v in value)
-    if annotation.startswith("dict[str, "):
-        inner = annotation.removeprefix("dict[str, ").removesuffix("]")
-        return isinstance(value, Mapping) and all(isinstance(k, str) and _matches(v, inner) for k, v in value.items())
-    return isinstance(value, {"str": str, "bool": bool}[annotation])
 
 
 def stored_samples(samples_ms: Iterable[float]) -> tuple[float, ...]:
@@ -204,6 +155,7 @@ class Refusal:
     """A configuration that was to be measured and could not be, with the engine's own reason.
 
     requested_mode: the graph mode refused; empty where the backend serves this model not at all.
+    batch, context: the one point refused, such as a batch whose KV does not fit; 0 where all of them are.
     """
 
     model: str
@@ -211,10 +163,12 @@ class Refusal:
     compile: str
     requested_mode: str
     reason: str
+    batch: int = 0
+    context: int = 0
 
     @property
-    def key(self) -> tuple[str, str, str, str]:
-        return (self.model, self.backend, self.compile, self.requested_mode)
+    def key(self) -> tuple[str, str, str, str, int, int]:
+        return (self.model, self.backend, self.compile, self.requested_mode, self.batch, self.context)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,6 +196,30 @@ class Setup:
 
 
 @dataclasses.dataclass(frozen=True)
+class Captured:
+    """What the graphs of one size took when they were captured under `requested_mode`.
+
+    mode: FULL or PIECEWISE, the kind of graph. graphs: one of a FULL step, one per piece of a PIECEWISE one.
+    ms, mib: time and device memory. kernel_nodes: kernels in them together, None where nobody counted.
+    """
+
+    model: str
+    backend: str
+    compile: str
+    requested_mode: str
+    mode: str
+    size: int
+    graphs: int
+    ms: float
+    mib: float
+    kernel_nodes: int | None = None
+
+    @property
+    def key(self) -> tuple[str, str, str, str, str, int]:
+        return (self.model, self.backend, self.compile, self.requested_mode, self.mode, self.size)
+
+
+@dataclasses.dataclass(frozen=True)
 class Recording:
     """Rows of one run, where they come from, what could not take part, and what getting ready took."""
 
@@ -249,6 +227,7 @@ class Recording:
     rows: tuple[Row, ...]
     refused: tuple[Refusal, ...] = ()
     setups: tuple[Setup, ...] = ()
+    captures: tuple[Captured, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """The object that `labkit bench` and `labkit record` print, and that a file holds."""
@@ -257,7 +236,9 @@ class Recording:
             "provenance": self.provenance.as_dict(),
             "rows": [row.as_dict() for row in self.rows],
         }
-        for name, kept in (("refused", self.refused), ("setups", self.setups)):
+        for name, kept in (
+            ("refused", self.refused), ("setups", self.setups), ("captures", self.captures),
+        ):  # fmt: skip
             if kept:
                 out[name] = [dataclasses.asdict(one) for one in kept]
         return out
@@ -273,26 +254,25 @@ class Recording:
             raise RecordingError(
                 where, f"holds {type(data).__name__}, not an object", "Name a file that `labkit record` wrote."
             )
-        if data.get("schema") != SCHEMA:
+        if data.get("table"):
             raise RecordingError(
-                where,
-                f"has schema {data.get('schema')!r}, and this version reads schema {SCHEMA}",
-                "Read it with the version that wrote it, or record again.",
+                where, f"is a table of {data['table']!r}, not of steps", "`labkit recordings` reads every kind."
             )
+        data = migrate(data, SCHEMA, MIGRATIONS, where)
         missing = [name for name in ("provenance", "rows") if name not in data]
         if missing or not isinstance(data["rows"], list):
             raise RecordingError(where, "has no provenance or no list of rows", "Record again with this version.")
         provenance = Provenance.from_dict(data["provenance"])
         rows = tuple(Row.from_dict(row, f"{where}, row {i}") for i, row in enumerate(data["rows"]))
         out = cls(
-            provenance, rows, tuple(_read_all(Refusal, data, "refused", where)),
-            tuple(_read_all(Setup, data, "setups", where)),
+            provenance, rows, tuple(read_all(Refusal, data, "refused", where)),
+            tuple(read_all(Setup, data, "setups", where)), tuple(read_all(Captured, data, "captures", where)),
         )  # fmt: skip
         out.check(where)
         return out
 
     def check(self, where: str = "a recording") -> None:
-        """Raise RecordingError unless rows are distinct and, where stored, have enough samples."""
+        """Raise RecordingError unless rows are distinct, can be measurements, and have enough samples where stored."""
         seen: set[tuple[Any, ...]] = set()
         for i, row in enumerate(self.rows):
             if row.key in seen:
@@ -306,6 +286,8 @@ class Recording:
                 )
         if self.rows and self.provenance.n > min(row.n for row in self.rows):
             raise RecordingError(where, f"says n={self.provenance.n} and has a row with fewer samples", "Record again.")
+        if self.provenance.kind is not Kind.SIMULATED:
+            check_not_made_up(self.rows, "ms", where)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write a compressed file, whole or not at all. What is stored is a recording: LIVE becomes RECORDED."""
@@ -351,6 +333,28 @@ class Recording:
         rows.sort(key=lambda r: (r.requested_mode != requested_mode, not alike >= {r.requested_mode, requested_mode}))
         return rows[0] if rows else None
 
+    def why_not(
+        self, *, model: str, backend: str, requested_mode: str, batch: int, context: int, compile: str = "NONE"
+    ) -> str | None:
+        """Why this configuration has no row, in the engine's words when it was recorded; None where nobody said.
+
+        A point that does not fit is refused at the batch its graph would have run: ask for the padded size. One that
+        was refused under a mode with FULL graphs is refused under all of them, for the KV that is missing is the same.
+        """
+        asked = (model, backend, compile)
+        for one in self.refused:
+            if (one.model, one.backend, one.compile) != asked:
+                continue
+            same = one.requested_mode in ("", requested_mode)
+            if (one.batch, one.context) == (0, 0):
+                if same:
+                    return one.reason
+            elif (one.batch, one.context) == (batch, context) and (
+                same or (one.requested_mode.startswith("FULL") and requested_mode.startswith("FULL"))
+            ):
+                return one.reason
+        return None
+
     def snap(self, field: str, value: float, **fixed: Any) -> Any:
         """The recorded value of `field` nearest to `value`; the lower one of two that are equally near."""
         points = self.values(field, **fixed)
@@ -390,16 +394,6 @@ class Recording:
         return (row for row in self.rows if all(getattr(row, name) == value for name, value in fixed.items()))
 
 
-def _read_all(cls: type[Any], data: Mapping[str, Any], name: str, where: str) -> Iterable[Any]:
-    """The objects of an optional list of a file, checked; none where the file has no such list."""
-    found = data.get(name, [])
-    if not isinstance(found, list):
-        raise RecordingError(where, f"has {name!r} that is no list", "Record again with this version.")
-    for i, one in enumerate(found):
-        check_fields(cls, one, f"{where}, {name} {i}")
-    return (cls(**one) for one in found)
-
-
 def load(path: str | os.PathLike[str]) -> Recording:
     """Read and check a recording, compressed or not.
 
@@ -410,26 +404,6 @@ def load(path: str | os.PathLike[str]) -> Recording:
     return Recording.from_dict(read_object(path), path.name)
 
 
-def read_object(path: Path) -> Any:
-    """What a file of JSON holds, compressed or not.
-
-    Raises:
-        RecordingError: the file is missing or damaged.
-    """
-    try:
-        raw = path.read_bytes()
-        text = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
-        return json.loads(text)
-    except FileNotFoundError:
-        raise RecordingError(path.name, "there is no such file", "Check the name.") from None
-    except OSError as error:  # gzip's own complaints are OSErrors too
-        raise RecordingError(path.name, f"cannot be read ({error.strerror or error})", "Copy the file again.") from None
-    except (EOFError, ValueError, zlib.error) as error:
-        raise RecordingError(
-            path.name, f"is damaged ({type(error).__name__}: {error})", "Copy the file again."
-        ) from None
-
-
 @functools.cache
 def shipped() -> tuple[Recording, ...]:
     """The recordings that come with the package, by file name; read once."""
@@ -438,35 +412,25 @@ def shipped() -> tuple[Recording, ...]:
     return tuple(load(path) for path in sorted(SHIPPED.glob("*.json.gz")))
 
 
-def write_object(path: Path, data: Any) -> Path:
-    """Write plain values as compressed JSON, whole or not at all; the same values give the same bytes."""
-    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return write_atomically(path, gzip.compress(text.encode(), mtime=0))
+def _with_rounds_and_points(data: dict[str, Any]) -> dict[str, Any]:
+    """Schema 1 to 2: rows say how many rounds they were taken in, refusals which point they are about."""
+    rows, refused = data.get("rows"), data.get("refused")
+    for row in rows if isinstance(rows, list) else ():
+        if isinstance(row, dict):
+            row.setdefault("chunk", 0)
+            row.setdefault("rounds", 1)
+    for one in refused if isinstance(refused, list) else ():
+        if isinstance(one, dict):
+            one.setdefault("batch", 0)
+            one.setdefault("context", 0)
+    return data
 
 
-def write_atomically(path: Path, data: bytes) -> Path:
-    """Put `data` at `path`, whole or not at all, also when the process is killed half way."""
-    try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
-        raise RecordingError(
-            path.name, f"cannot be written ({error.strerror})", "Name a file in a folder you may write."
-        ) from None
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-    return path
-
+#: From each older schema to the next.
+MIGRATIONS = {1: _with_rounds_and_points}
 
 __all__ = [
-    "MIN_SAMPLES", "SCHEMA", "Padded", "ProvenanceError", "Recording", "RecordingError", "Refusal", "Row", "Setup",
-    "check_fields", "check_samples", "load", "read_object", "shipped", "stored_samples", "write_atomically",
-    "write_object",
+    "AGAIN", "MIN_SAMPLES", "SCHEMA", "Captured", "Padded", "ProvenanceError", "Recording", "RecordingError", "Refusal",
+    "Row", "Setup", "check_fields", "check_samples", "load", "read_object", "shipped", "stored_samples",
+    "write_atomically", "write_object",
 ]  # fmt: skip

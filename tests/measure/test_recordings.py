@@ -21,7 +21,7 @@ PROVENANCE = collect("RECORDED", "labkit record", order="ascending", n=50, prime
 
 
 def row(batch: int = 1, mode: str = "NONE", *, size: int | None = None, seed: int = 0, n: int = 50, **changes) -> Row:
-    samples = stored_samples(np.random.default_rng([seed, batch, len(mode)]).normal(2 + batch / 8, 0.1, n))
+    samples = stored_samples(np.random.default_rng([seed, batch, *mode.encode()]).normal(2 + batch / 8, 0.1, n))
     p10, p50, p90 = np.percentile(samples, (10, 50, 90))
     values = dict(
         model="smollm2-135m", dtype="bfloat16", backend="TRITON_ATTN", backend_version="3.6.0",
@@ -85,7 +85,13 @@ def setter(*path, value):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (setter("schema", value=2), "x.json.gz: has schema 2, and this version reads schema 1"),
+        (setter("schema", value=3), "x.json.gz: has schema 3, which is newer than this version of labkit knows (2)"),
+        (setter("schema", value=0), "has schema 0"),
+        (setter("schema", value=True), "has schema True"),
+        (setter("table", value="attention"), "is a table of 'attention', not of steps"),
+        (setter("rows", 0, "rounds", value=7), "row 0: says 7 equal rounds of 50 samples"),
+        (setter("rows", 0, "rounds", value=0), "row 0: says 0 equal rounds"),
+        (setter("captures", value=[{"model": "m"}]), "captures 0: has no 'backend'"),
         (setter("schema", value=...), "has schema None"),
         (setter("rows", value={}), "no list of rows"),
         (setter("provenance", value=...), "has no provenance"),
