@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import html as html_module
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+import ipywidgets as widgets
+
+from labkit.lab.ui import CSS, root
 
 #: Status → (sign, class of the sign's colour). Sign and word carry the meaning, colour only repeats it.
 _SIGNS = {"PASS": ("✓", "lk-ok"), "NOT YET": ("✗", "lk-no"), "NOT ATTEMPTED": ("○", "lk-quiet")}
@@ -22,8 +26,6 @@ class Card:
         return self.line
 
     def _repr_html_(self) -> str:
-        from labkit.lab.ui import CSS
-
         return f'<div class="labkit">{CSS}<div class="lk lk-card" role="status">{self.html}</div></div>'
 
 
@@ -55,3 +57,10 @@ def verdict(status: str, label: str) -> str:
     """The head of a check's card."""
     sign, css = _SIGNS.get(status, ("○", "lk-quiet"))
     return f'<p><b>{escape(label)}</b> <span class="{css}"><b>{sign} {escape(status)}</b></span></p>'
+
+
+def fill_root(box: widgets.VBox, children: Sequence[widgets.Widget]) -> None:
+    """Make `box` a root like a panel's: the style sheet first, then what it shows."""
+    box.children = root(children).children
+    box.layout = widgets.Layout(width="100%", overflow="hidden")
+    box.add_class("labkit")

@@ -107,7 +107,8 @@ def _difference(expected: Any, got: Any, rel: float, abs_: float, where: str) ->
             if found:
                 return found
         return None
-    if type(expected) is type(got) and type(expected).__eq__ is object.__eq__ and hasattr(expected, "__dict__"):
+    by_identity = getattr(type(expected), "__eq__", None) == object.__eq__
+    if type(expected) is type(got) and by_identity and hasattr(expected, "__dict__"):
         return _difference(vars(expected), vars(got), rel, abs_, where)
     if expected == got:
         return None

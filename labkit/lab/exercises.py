@@ -234,10 +234,8 @@ def _first_difference(
     body = [paragraph(head), code(exercise.call(at.args))]
     should = _said(expected, exercise)
     if got is None:
-        slow = (
-            f"It took longer than {exercise.limit_s:g} s, so the check stopped waiting. If there is an endless loop in "
-        )
-        slow += "your function, it still runs: restart the kernel to end it."
+        slow = f"It took longer than {exercise.limit_s:g} s, so the check stopped waiting. "
+        slow += "If there is an endless loop in your function, it still runs: restart the kernel to end it."
         return [*body, paragraph(slow), rows({"expected": should})]
     if got.error is not None:
         body.append(rows({"yours": f"raises {type(got.error).__name__}: {got.error}", "expected": should}))

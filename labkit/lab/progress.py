@@ -160,7 +160,12 @@ def note_chapter(number: int) -> None:
 
 def note_score(id: str, row: dict[str, Any]) -> None:
     """A row of the scoreboard in place of the one that was there."""
-    _note("scores", id, lambda entry: (entry.clear(), entry.update(row)))
+
+    def change(entry: dict[str, Any]) -> None:
+        entry.clear()
+        entry.update(row)
+
+    _note("scores", id, change)
 
 
 def prediction(id: str) -> dict[str, Any] | None:

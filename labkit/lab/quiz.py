@@ -9,9 +9,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import ipywidgets as widgets
+
 from labkit.errors import ConfigError
-from labkit.lab import progress
-from labkit.lab.cards import Card, paragraph, verdict
+from labkit.lab import progress, ui
+from labkit.lab.cards import Card, fill_root, paragraph, verdict
 
 LETTERS = "ABCDEFGH"
 
@@ -71,10 +73,8 @@ class Quiz:
             + paragraph(said, html=True) + paragraph(option.why, html=True),
         )  # fmt: skip
 
-    def show(self) -> Any:
+    def show(self) -> QuizCard:
         """The question as a widget with a Check button; in a notebook the last line of a cell."""
-        from labkit.lab.task import QuizCard
-
         return QuizCard(self)
 
     def place(self, choice: int | str) -> int:
@@ -88,3 +88,55 @@ class Quiz:
             f"there are {len(self.options)} options",
             f"Take 0 to {len(self.options) - 1}, or a letter from A to {LETTERS[len(self.options) - 1]}.",
         )
+
+
+class QuizCard(widgets.VBox):
+    """A question: options, Check, and what speaks for or against the option chosen."""
+
+    def __init__(self, quiz: Quiz) -> None:
+        self.quiz = quiz
+        labels = [f"{LETTERS[i]}. {option.text}" for i, option in enumerate(quiz.options)]
+        self.choice = widgets.RadioButtons(
+            options=[(label, i) for i, label in enumerate(labels)], index=None, layout=widgets.Layout(width="auto")
+        )
+        self.check_button = widgets.Button(
+            description="Check", tooltip="Judge the option chosen", button_style="primary"
+        )
+        self.said = ui.area()
+        self._card: Card | None = None
+        self.check_button.on_click(lambda _: self.check())
+        super().__init__()
+        fill_root(
+            self,
+            [
+                ui.area(ui.block(paragraph(quiz.question, html=True))),
+                self.choice,
+                ui.row([self.check_button]),
+                self.said,
+            ],
+        )
+
+    def answer(self, choice: int | str) -> Card:
+        """Choose and check in one."""
+        card = self.quiz.answer(choice)
+        self.choice.index = self.quiz.place(choice)
+        return self._show(card)
+
+    def check(self) -> Card:
+        """What the button does: judges the option chosen, or asks for one."""
+        if self.choice.index is None:
+            return self._show(Card(f"{self.quiz.id}: choose an option first", paragraph("Choose an option first.")))
+        return self._show(self.quiz.answer(int(self.choice.index)))
+
+    def _show(self, card: Card) -> Card:
+        self._card = card
+        self.said.value = ui.block(card.html, "lk-card")
+        return card
+
+    @property
+    def text(self) -> str:
+        """The line of the verdict; "" before the first one."""
+        return repr(self._card) if self._card else ""
+
+    def __repr__(self) -> str:
+        return f"{self.quiz.id}: question, {len(self.quiz.options)} options"

@@ -38,7 +38,7 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """The calls that ended, in order; `slow` when the next one did not end in time, and `printed` what that one wrote."""
+    """The calls that ended, in order. slow: the next one did not end in time; printed: what that one wrote."""
 
     outcomes: tuple[Outcome, ...]
     slow: bool
