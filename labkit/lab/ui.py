@@ -57,6 +57,13 @@ CSS = """<style>
 .labkit .js-plotly-plot .main-svg text { fill: var(--jp-ui-font-color1, #222) !important; }
 .labkit .js-plotly-plot .hoverlayer text { fill: #fff !important; }
 .labkit .lk-figure { overflow-x: auto; } .labkit .lk-figure .js-plotly-plot { min-width: 420px; }
+.labkit .lk-stale { opacity: .55; }
+.labkit .lk-stale-mark { padding: 5px 12px; margin: 0 0 4px; border: 1px dashed var(--jp-warn-color1, #b26a00);
+  border-radius: 3px; font-weight: 600; }
+.labkit .lk-gate { padding: 8px 14px; margin: 6px 0; border-left: 4px solid var(--jp-warn-color1, #b26a00);
+  background: var(--jp-rendermime-table-row-background, #f5f5f5); }
+.labkit .widget-radio-box label, .labkit .widget-checkbox label { color: var(--jp-ui-font-color1, #222); }
+.labkit .lk a { color: var(--jp-content-link-color, #1f5fa8); text-decoration: underline; }
 .labkit .widget-label { color: var(--jp-ui-font-color1, #222); }
 .labkit .widget-toggle-buttons .widget-toggle-button { width: auto; min-width: 150px; }
 </style>"""
@@ -147,6 +154,13 @@ def row(children: Sequence[widgets.Widget], **layout: str) -> widgets.HBox:
 LABEL = {"description_width": "92px"}
 
 
+def hint(widget: widgets.Widget, text: str) -> None:
+    """What a mouse that rests on it shows, and a screen reader says; ipywidgets 7 and 8 name it differently."""
+    name = "tooltip" if widget.has_trait("tooltip") else "description_tooltip"
+    if widget.has_trait(name):
+        setattr(widget, name, text)
+
+
 def dropdown(label: str, options: Sequence[tuple[str, Any]], value: Any = None) -> widgets.Dropdown:
     made = widgets.Dropdown(
         options=list(options), description=label, style=dict(LABEL), layout=widgets.Layout(width="auto")
@@ -163,27 +177,43 @@ def text(label: str, value: str = "", placeholder: str = "") -> widgets.Text:
     )  # fmt: skip
 
 
-def button(label: str, hint: str, style: str = "") -> widgets.Button:
-    return widgets.Button(description=label, tooltip=hint, button_style=style, layout=widgets.Layout(width="72px"))
+def button(label: str, hint: str, style: str = "", width: str = "72px") -> widgets.Button:
+    return widgets.Button(description=label, tooltip=hint, button_style=style, layout=widgets.Layout(width=width))
 
 
 class Number:
     """A slider with a text box beside it: every value can be typed. `on_change(value)` is called once per change.
 
     A value outside the range is moved to the nearest end, and `notice` says so; nothing is clamped silently.
+    points: where only some values are allowed, the slider goes from one to the next; what is typed is not touched here.
     """
 
-    def __init__(self, label: str, low: int, high: int, value: int, step: int = 1) -> None:
-        self.notice = ""
-        self.on_change: Callable[[int], None] = lambda value: None
-        self.slider = widgets.IntSlider(
+    def __init__(
+        self,
+        label: str,
+        low: float,
+        high: float,
+        value: float,
+        step: float = 1,
+        *,
+        whole: bool = True,
+        unit: str = "",
+        points: Sequence[float] | None = None,
+    ) -> None:
+        self.notice, self.points = "", points
+        self.on_change: Callable[[Any], None] = lambda value: None
+        self._cast: Callable[[Any], Any] = int if whole else float
+        slider, box = (widgets.IntSlider, widgets.IntText) if whole else (widgets.FloatSlider, widgets.FloatText)
+        self.slider = slider(
             value=value, min=low, max=high, step=step, description=label, readout=False, continuous_update=False,
             style=dict(LABEL), layout=widgets.Layout(flex="1 1 auto", width="auto", min_width="120px"),
         )  # fmt: skip
-        self.box = widgets.IntText(value=value, continuous_update=False, layout=widgets.Layout(width="74px"))
-        self.widget = widgets.HBox([self.slider, self.box], layout=widgets.Layout(width="auto"))
+        self.box = box(value=value, continuous_update=False, layout=widgets.Layout(width="74px"))
+        hint(self.box, f"{label}: type a value")
+        behind = [widgets.Label(unit)] if unit else []
+        self.widget = widgets.HBox([self.slider, self.box, *behind], layout=widgets.Layout(width="auto"))
         self._quiet = False
-        self.slider.observe(lambda change: self._changed(change["new"]), names="value")
+        self.slider.observe(lambda change: self._slid(change["old"], change["new"]), names="value")
         self.box.observe(lambda change: self._changed(change["new"]), names="value")
 
     @property
@@ -191,14 +221,14 @@ class Number:
         return str(self.slider.description).lower()
 
     @property
-    def value(self) -> int:
-        return int(self.box.value)
+    def value(self) -> Any:
+        return self._cast(self.box.value)
 
     @value.setter
-    def value(self, value: int) -> None:
+    def value(self, value: float) -> None:
         self._changed(value)
 
-    def set_quietly(self, value: int) -> None:
+    def set_quietly(self, value: float) -> None:
         """Show a value without reporting a change."""
         self._quiet = True
         try:
@@ -207,7 +237,7 @@ class Number:
         finally:
             self._quiet = False
 
-    def set_range(self, low: int, high: int, step: int = 1) -> None:
+    def set_range(self, low: float, high: float, step: float = 1) -> None:
         """New ends, both inclusive; the value moves only as far as it must."""
         value = min(max(self.value, low), high)
         self._quiet = True
@@ -228,16 +258,38 @@ class Number:
     def disabled(self, off: bool) -> None:
         self.slider.disabled = self.box.disabled = off
 
-    def _changed(self, value: int) -> None:
+    def _slid(self, old: float, new: float) -> None:
+        """An arrow key moves by one step, which would fall back to the point it came from."""
+        if self.points and not self._quiet:
+            near = min(self.points, key=lambda p: (abs(p - new), -p))
+            beyond = [p for p in self.points if (p > old if new > old else p < old)]
+            if near == old and beyond:
+                near = min(beyond, key=lambda p: abs(p - old))
+            new = near
+        self._changed(new)
+
+    def _changed(self, value: float) -> None:
         if self._quiet:
             return
         low, high = self.slider.min, self.slider.max
-        kept = min(max(int(value), low), high)
+        kept = min(max(self._cast(value), low), high)
         self.notice = (
             "" if kept == value else f"{self.name} {value} is outside {low}…{high} here, so it was set to {kept}."
         )
         self.set_quietly(kept)
         self.on_change(kept)
+
+
+def themed(figure: go.Figure) -> go.Figure:
+    """A figure that sits on the page's own background, in a size that fits a panel, where it does not say otherwise."""
+    layout = figure.layout
+    if layout.template.to_plotly_json() and "paper_bgcolor" not in layout:
+        layout.template = "none"
+    if layout.paper_bgcolor is None:
+        layout.update(paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)", font={"color": "#777777"})
+    if layout.height is None:
+        layout.height = 420
+    return figure
 
 
 def may_use_figure_widget() -> bool:

@@ -1,0 +1,667 @@
+"""What every panel does around its runs: run, stop, pin, reset, save, bring back, and say what is going on.
+
+Refuses to know what a run is made of: a panel says how one is measured, drawn and put into words. Callbacks only
+validate and enqueue; the work happens on the worker thread. Whatever a button does is a method.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+import ipywidgets as widgets
+import plotly.graph_objects as go
+
+from labkit.errors import LabkitError
+from labkit.lab import keeping, panel_html, ui
+from labkit.lab.gate import Gate, GateBox
+from labkit.lab.panel_html import LETTERS
+from labkit.lab.runs import Stopped
+from labkit.lab.worker import Job, Worker, shared_worker, strict
+from labkit.measure.provenance import Provenance
+
+#: Seconds between two redraws while something comes in.
+REFRESH_S = 0.2
+#: From this many seconds on a stage says how long it still takes.
+TELL_AFTER_S = 3.0
+#: First words of stages that cannot be broken off.
+UNSTOPPABLE = ("loading", "reconfiguring", "profiling", "compiling", "capturing")
+
+
+class AnyRun(Protocol):
+    """What the frame asks of a run."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def provenance(self) -> Provenance: ...
+    @property
+    def stopped(self) -> bool: ...
+    @property
+    def earlier(self) -> bool: ...
+
+
+class AnyForm(Protocol):
+    """What the frame asks of the controls."""
+
+    source: Any
+
+    @property
+    def current(self) -> Any: ...
+    @property
+    def widgets(self) -> Sequence[widgets.Widget]: ...
+    def all(self) -> list[Any]: ...
+    def settings(self) -> Any: ...
+    def refill(self, defaults: bool = False) -> None: ...
+    def explain(self, settings: Any) -> Iterator[str]: ...
+    def cost(self, settings: Any) -> str: ...
+
+
+R = TypeVar("R", bound=AnyRun)
+
+
+class Frame(Generic[R]):
+    """Buttons, chart, sentences and table around runs. A panel is one subclass, with what is listed under "hooks".
+
+    Args:
+        name: of the files that it writes. title: its heading. absent: sentences on sources that are not there.
+        worker: the thread that runs jobs; None takes the one all panels share.
+        redraw: True draws the chart anew each time instead of updating a FigureWidget; None decides by what is there.
+        gate: a question that is asked before the first run.
+        autosave: whether runs outlive the kernel; None means yes, except under LABKIT_STRICT=1 (tests).
+    """
+
+    #: What the controls hold that may not parse, for "Run waits until …".
+    unread = "the controls"
+    run_hint = "Measure with these settings, or look it up"
+    first_words = "Press Run. Every run stays in the chart."
+
+    def __init__(
+        self,
+        name: str,
+        title: str,
+        form: AnyForm,
+        *,
+        absent: Sequence[str] = (),
+        worker: Worker | None = None,
+        redraw: bool | None = None,
+        refresh_s: float = REFRESH_S,
+        gate: Gate | None = None,
+        autosave: bool | None = None,
+    ) -> None:
+        keeping.kept_file(name)  # an unusable name is an error here, not at the first Save
+        self.name, self.title, self.form = name, title, form
+        self.worker = worker or shared_worker()
+        self.runs: list[R] = []
+        self.pinned: list[R] = []
+        self.autosave = not strict() if autosave is None else autosave
+        self._absent, self._refresh_s = tuple(absent), refresh_s
+        self._stored: list[Mapping[str, Any]] = [*keeping.kept(name)] if self.autosave else []
+        self._job: Job | None = None
+        self._quiet = False
+        self._stage = ""
+        self._stage_began = self._drawn_at = 0.0
+        self._moved: list[str] = []
+        self.gate = GateBox(gate, self._gate_changed) if gate is not None else None
+        self._build(redraw)
+
+    # --- hooks: what a panel has to say ----------------------------------------------------------------------------
+
+    def _work_on(self, source: Any, settings: Any, number: int, job: Job) -> R:
+        """Measure, on the worker thread. Stopped may be raised."""
+        raise NotImplementedError
+
+    def _chart(self, coming: Sequence[Any] = ()) -> go.Figure:
+        """Everything that is drawn, `coming` being what is not finished."""
+        raise NotImplementedError
+
+    def _sentence(self, run: R) -> str:
+        """The sentence about a run."""
+        raise NotImplementedError
+
+    def _said(self, run: R, changed: str) -> str:
+        """The same as HTML, with notes and origin; `changed` says what became of the run before."""
+        raise NotImplementedError
+
+    def _why(self, new: R, old: R) -> str:
+        """Why a run differs from the one before, or ""."""
+        return ""
+
+    def _row(self, run: R) -> dict[str, Any]:
+        """A line of the table as plain values."""
+        raise NotImplementedError
+
+    def _table(self) -> str:
+        """The table as HTML."""
+        raise NotImplementedError
+
+    def _pin_card(self, letter: str, run: R) -> str:
+        """A pinned run as HTML."""
+        raise NotImplementedError
+
+    def _compare(self, first: R, other: R, letters: str) -> str:
+        """How two pinned runs differ, or why no ratio is taken."""
+        raise NotImplementedError
+
+    def _settings_of(self, run: R) -> Any:
+        """What the controls said when it ran."""
+        raise NotImplementedError
+
+    def _made_by(self, run: R, source: Any) -> bool:
+        """Whether this source would be asked again."""
+        return bool(source.kind == run.kind)
+
+    def _store(self, run: R) -> Mapping[str, Any]:
+        """A run as plain values, for JSON."""
+        raise NotImplementedError
+
+    def _restore(self, data: Mapping[str, Any], number: int) -> R:
+        """A stored run, marked as earlier. Any error means that it is of another version, and is left out."""
+        raise NotImplementedError
+
+    def _left_end(self) -> list[widgets.Widget]:
+        """Widgets under the buttons."""
+        return []
+
+    def _under_chart(self) -> list[widgets.Widget]:
+        return []
+
+    def _drop_rest(self) -> None:
+        """Reset whatever the panel has beside runs."""
+
+    # --- what the panel holds --------------------------------------------------------------------------------------
+
+    @property
+    def figure(self) -> go.Figure:
+        """The chart as it is drawn now."""
+        return self.view.figure
+
+    @property
+    def table(self) -> list[dict[str, Any]]:
+        """The table under the chart as plain values."""
+        return [self._row(run) for run in self.runs]
+
+    @property
+    def summary(self) -> str:
+        """The sentence about the newest run; empty before the first."""
+        return self._sentence(self.runs[-1]) if self.runs else ""
+
+    @property
+    def changed(self) -> str:
+        """Why the newest run differs from the one before it; empty where there is nothing to say."""
+        return self._why(self.runs[-1], self.runs[-2]) if len(self.runs) > 1 else ""
+
+    @property
+    def busy(self) -> bool:
+        return self._job is not None and not self._job.done
+
+    @property
+    def stale(self) -> bool:
+        """Whether the controls say something else than the newest run did."""
+        if not self.runs:
+            return False
+        try:
+            same = keeping.plain(self.form.settings()) == keeping.plain(self._settings_of(self.runs[-1]))
+        except LabkitError:
+            return True
+        return not (same and self.current is not None and self._made_by(self.runs[-1], self.current))
+
+    @property
+    def current(self) -> Any:
+        """The source that Run will ask."""
+        return self.form.current
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r})"
+
+    def _ipython_display_(self) -> None:
+        from IPython.display import display
+
+        display(self.widget)
+
+    # --- what the buttons do ---------------------------------------------------------------------------------------
+
+    def run(self, wait: bool = False, timeout: float | None = None) -> None:
+        """Measure, or look up, what the controls say, and append it to the chart.
+
+        Args:
+            wait: return only when it is done (a button never waits).
+            timeout: seconds to wait at most.
+        """
+        with self._guarded("Run"):
+            self._not_busy("Run")
+            source = self.current
+            if source is None:
+                raise LabkitError(
+                    "Run", self._nothing_here(), "Install torch for LIVE, or a labkit that ships recordings."
+                )
+            settings = self.form.settings()
+            self.error.value = self.files.value = ""
+            self._set_busy(True, "waiting for the device")
+            self._job = self.worker.submit(
+                functools.partial(self._work, source=source, settings=settings),
+                f"a run of the {self.name} panel",
+                self._failed,
+                self._dropped,
+            )
+        if wait:
+            self.wait(timeout)
+
+    def stop(self) -> None:
+        """End the run after the step that is under way; what was measured is kept."""
+        if self._job is not None and self.busy:
+            self._job.cancel()
+            self._say(f"{stopping(self._stage)}.")
+
+    def pin(self, number: int | None = None) -> None:
+        """Keep a run for comparison beside others; one more than four replaces the oldest.
+
+        Args:
+            number: of the run; None takes the newest.
+        """
+        with self._guarded("Pin"):
+            chosen = [run for run in self.runs if run.number == number] if number is not None else self.runs[-1:]
+            if not chosen:
+                have = ", ".join(str(r.number) for r in self.runs) or "none yet"
+                raise LabkitError(
+                    "Pin" if number is None else f"pin({number})",
+                    "there is no such run",
+                    f"Runs: {have}. Press Run first.",
+                )
+            if chosen[0] not in self.pinned:
+                self.pinned = [*self.pinned, chosen[0]][-len(LETTERS) :]
+            self._redraw()
+
+    def unpin(self) -> None:
+        """Take all pins away; the runs stay."""
+        with self._guarded("Unpin"):
+            self.pinned = []
+            self._redraw()
+
+    def reset(self) -> None:
+        """Forget all runs and pins and put the controls back; Resume brings the runs back."""
+        with self._guarded("Reset"):
+            self._not_busy("Reset")
+            if self.autosave:
+                self._stored = [*self._stored, *self._stored_runs()]
+            self.runs, self.pinned = [], []
+            self.error.value = self.files.value = ""
+            self._quiet = True
+            try:
+                self._drop_rest()
+            finally:
+                self._quiet = False
+            self.form.refill(defaults=True)
+            self._redraw()
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the runs (.csv, .json), or the page with the chart (.html) or the chart alone (.png), by the ending.
+
+        Raises:
+            LabkitError: another ending, a folder that cannot be written to, or no kaleido for a picture.
+        """
+        return keeping.write(path, self._file(keeping.ending(path)))
+
+    def resume(self) -> None:
+        """Bring back the runs of an earlier kernel, or from before Reset, as they were measured."""
+        with self._guarded("Resume"):
+            self._not_busy("Resume")
+            stored: Sequence[Mapping[str, Any]] = self._stored or keeping.kept(self.name)
+            found: list[R] = []
+            for data in stored:
+                with contextlib.suppress(Exception):  # of another version of the panel: not an error of the learner's
+                    found.append(self._restore(data, self._next_number() + len(found)))
+            if not found:
+                raise LabkitError("Resume", "no run of this panel is stored that can be read", "Press Run.")
+            before = self.runs
+            try:
+                self.runs = [*before, *found]
+                self._chart()
+            except Exception:
+                self.runs = before
+                raise LabkitError("Resume", "the stored runs are of another version", "Press Run.") from None
+            finally:
+                self._stored = []
+            self._redraw()
+            left = len(stored) - len(found)
+            also = f" {left} of another version could not be read." if left else ""
+            self._say(f"{len(found)} earlier run{'s' if len(found) > 1 else ''} brought back, as measured then.{also}")
+
+    def predict(self, value: Any = None) -> None:
+        """Commit a prediction (a value or a label of the question); None takes what the widget holds."""
+        with self._guarded("Commit"):
+            if self.gate is None:
+                raise LabkitError("predict", "this panel asks no question", "Press Run.")
+            self.gate.commit(value)
+
+    def skip(self) -> None:
+        """Go on without a prediction."""
+        if self.gate is not None:
+            self.gate.skip()
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Block until the run has ended; under LABKIT_STRICT=1 its error is raised here."""
+        if self._job is not None:
+            self._job.wait(timeout)
+
+    # --- on the worker thread --------------------------------------------------------------------------------------
+
+    def _work(self, job: Job, source: Any, settings: Any) -> None:
+        try:
+            run = self._work_on(source, settings, self._next_number(), job)
+            self.runs.append(run)
+        except Stopped:
+            done = "Stopped before the first measured step; nothing was added. What was made ready is kept."
+        except BaseException:
+            done = "The run failed; nothing was added."
+            raise
+        else:
+            done = self._done(run)
+            self._autosave()
+        finally:
+            self._ended(done)
+
+    def _next_number(self) -> int:
+        return self.runs[-1].number + 1 if self.runs else 1
+
+    def _done(self, run: R) -> str:
+        return f"Run {run.number} was stopped early." if run.stopped else f"Run {run.number} is done."
+
+    def _ended(self, said: str) -> None:
+        """Show what there is before the buttons come back: whoever sees them sees the run."""
+        self._stage = ""
+        try:
+            self._redraw()
+        finally:
+            self._set_busy(False, said)
+
+    def _dropped(self) -> None:
+        self._ended("Stopped before it began; nothing was added.")
+
+    def _on_stage(self, text: str, done: int, total: int) -> None:
+        """Progress in words and as a bar; a new stage shows at once, its ticks only a few times a second."""
+        name = text.split(" ")[0].rstrip(":")
+        if name != self._stage:
+            self._stage_began = time.monotonic()
+        elif done < total and not self._due():
+            return
+        self._stage = name
+        self.progress.max, self.progress.value = max(total, 1), done
+        self.progress.bar_style = "info" if total else ""
+        if self._stopping_now():
+            self._say(f"{stopping(name)}. Now: {ui.escape(text)}.")
+        else:
+            counted = f", {done} of {total}" if total > 1 and " of " not in text else ""
+            self._say(f"Busy: {ui.escape(text)}{counted}{self._left(done, total)}")
+
+    def _left(self, done: int, total: int) -> str:
+        """How long the stage still takes, by how long it took so far."""
+        gone = time.monotonic() - self._stage_began
+        return f", about {gone / done * (total - done):.0f} s left" if gone > TELL_AFTER_S and 0 < done < total else ""
+
+    def _stopping_now(self) -> bool:
+        return self._job is not None and self._job.should_stop()
+
+    def _due(self) -> bool:
+        pause = self._refresh_s * (5 if self.view.redraws else 1)
+        return time.monotonic() - self._drawn_at >= pause
+
+    def _show_coming(self, coming: Sequence[Any]) -> None:
+        """Draw what there is so far."""
+        self.view.show(self._chart(coming))
+        self._drawn_at = time.monotonic()
+
+    def _failed(self, error: BaseException) -> None:
+        self.error.value = ui.error_card(error, f"a run of the {self.name} panel")
+
+    # --- controls --------------------------------------------------------------------------------------------------
+
+    def _source_changed(self) -> None:
+        if self.current is None:
+            for control in (*self.form.all(), *self._buttons()):
+                control.disabled = True
+            self.status.value = ui.block(ui.escape(self._nothing_here()))
+            self._redraw()
+            return
+        self._changed()
+
+    def _changed(self, notes: Sequence[str] = ()) -> None:
+        """After any control: check what is typed, and say what Run will do and whether the chart is older than that."""
+        self._moved = [n for n in notes if n]
+        understood = False
+        with self._guarded(self.unread):
+            settings = self.form.settings()
+            self.error.value = ""
+            self._explain(settings)
+            understood = True
+        if not understood:  # what stood there was about other settings
+            self.hint.value = self.cost.value = ""
+        self._mark_stale()
+        if not self.busy:
+            self._say(self._idle_text() if understood else f"Run waits until {self.unread} can be read.")
+
+    def _explain(self, settings: Any) -> None:
+        if self.current is None:
+            return
+        lines = [*(f"<b>{ui.escape(n)}</b>" for n in self._moved), *self.form.explain(settings)]
+        self.hint.value = ui.block("".join(f"<div>{line}</div>" for line in lines), "lk-small lk-quiet")
+        cost = self.form.cost(settings)
+        self.cost.value = ui.block(f"<p>{ui.escape(cost)}</p>" if cost else "", "lk-small")
+
+    def _idle_text(self) -> str:
+        if self.gate is not None and not self.gate.open:
+            return "Answer the question above, or skip it. Then press Run."
+        if not self.stale:
+            return "Ready."
+        return f"Settings changed since run {self.runs[-1].number}. Press Run."
+
+    def _mark_stale(self) -> None:
+        """Chart and sentence of other settings say so, in words and by how they look."""
+        stale = self.stale and not self.busy
+        number = self.runs[-1].number if self.runs else 0
+        self.stale_mark.value = ui.block(
+            f"<span>▲ Settings changed: this is still run {number}. Press Run.</span>" if stale else "", "lk-stale-mark"
+        )
+        for widget in (self.view.widget, self.said):
+            (widget.add_class if stale else widget.remove_class)("lk-stale")
+
+    def _gate_changed(self) -> None:
+        self._set_busy(self.busy, self._idle_text())
+
+    def _nothing_here(self) -> str:
+        return f"{' '.join(self._absent) or 'Nothing runs here.'} So there is nothing to show"
+
+    def _not_busy(self, doing: str) -> None:
+        if self.busy:
+            raise LabkitError(doing, "the panel is still busy", "Press Stop, or wait for the run to end.")
+
+    def _buttons(self) -> list[widgets.Button]:
+        return [self.run_button, self.stop_button, self.pin_button, self.reset_button]
+
+    def _set_busy(self, busy: bool, text: str) -> None:
+        for control in self.form.all():
+            control.disabled = busy
+        self.run_button.disabled = busy or (self.gate is not None and not self.gate.open)
+        self.reset_button.disabled = self.resume_button.disabled = busy
+        self.stop_button.disabled = not busy
+        self._enable(busy)
+        self.progress.layout.visibility = "visible" if busy else "hidden"
+        self.progress.value = 0
+        self._mark_stale()
+        self._say(f"Busy: {text}." if busy else text)
+
+    def _enable(self, busy: bool) -> None:
+        """Buttons that need a run, or a file, to do something."""
+        self.pin_button.disabled = busy or not self.runs
+        self.unpin_button.layout.display = None if self.pinned else "none"
+        self.resume_button.layout.display = None if self._stored and self.current is not None else "none"
+        for button in self.save_buttons:
+            button.disabled = not self.runs
+        self.table_button.disabled = not self.runs
+
+    def _say(self, text: str, kind: str = "") -> None:
+        self.status.value = ui.block(f'<span role="status">{ui.badge(kind) + " " if kind else ""}{text}</span>')
+
+    # --- drawing ---------------------------------------------------------------------------------------------------
+
+    def _redraw(self) -> None:
+        if self.gate is not None:
+            self.gate.show(self.runs)
+        self.view.show(self._chart())
+        self.table_area.value = self._table()
+        self.pins.value = self._pins()
+        first = ui.block(ui.escape(self.first_words), "lk-sentence") if self.current is not None else ""
+        self.said.value = self._said(self.runs[-1], self.changed) if self.runs else first
+        self._mark_stale()
+        if self.current is not None:
+            self._enable(self.busy and not self.stop_button.disabled)
+            with contextlib.suppress(LabkitError):  # what does not parse has its card already
+                self._explain(self.form.settings())
+
+    def _pins(self) -> str:
+        cards = [self._pin_card(LETTERS[i], run) for i, run in enumerate(self.pinned)]
+        said = [("", "Pin another run to compare the two.")]
+        if len(self.pinned) > 1:
+            first = self.pinned[0]
+            said = [
+                (ui.badge(first.kind) if other.kind == first.kind else "",
+                 self._compare(first, other, LETTERS[0] + LETTERS[i]))
+                for i, other in enumerate(self.pinned) if i
+            ]  # fmt: skip
+        return panel_html.pins_html(cards, said)
+
+    # --- files -----------------------------------------------------------------------------------------------------
+
+    def _file(self, end: str) -> bytes:
+        if not self.runs:
+            raise LabkitError(f"save {end}", "there is no run yet", "Press Run first.")
+        if end == ".csv":
+            return keeping.csv_of(self.table, [run.provenance for run in self.runs])
+        if end == ".json":
+            return keeping.json_of(self.name, self._stored_runs())
+        if end == ".html":
+            body = "".join(f"<section>{self._said(run, '')}</section>" for run in self.runs[-1:])
+            return keeping.html_of(self.title, self.figure, f"{body}{self._pins()}{self._table()}")
+        return keeping.png_of(self.figure)
+
+    def _save_pressed(self, end: str) -> None:
+        """Write next to the notebook, say where, and offer what is small enough as a download."""
+        with self._guarded(f"save {end}"):
+            data = self._file(end)
+            path = keeping.write(keeping.free_name(self.name, end), data)
+            self.error.value = ""
+            offer = keeping.link(path.name, data)
+            self.files.value = ui.block(
+                f"<p>Saved as <b>{ui.escape(path.name)}</b> in this notebook's folder. {offer}</p>", "lk-small"
+            )
+
+    def _stored_runs(self) -> list[Mapping[str, Any]]:
+        return [self._store(run) for run in self.runs]
+
+    def _autosave(self) -> None:
+        """Keep the runs for a kernel that comes later. What cannot be stored is no reason to lose a run on the page."""
+        if self.autosave:
+            with contextlib.suppress(LabkitError, OSError):
+                keeping.keep(self.name, [*self._stored, *self._stored_runs()])
+
+    # --- building --------------------------------------------------------------------------------------------------
+
+    def _build(self, redraw: bool | None) -> None:
+        self.run_button = ui.button("Run", self.run_hint, "primary")
+        self.stop_button = ui.button(
+            "Stop", "End the run after the step under way; loading, compiling and capturing end first"
+        )
+        self.pin_button = ui.button("Pin", f"Keep the newest run for comparison ({len(LETTERS)} at most)")
+        self.reset_button = ui.button("Reset", "Forget all runs and put the controls back")
+        self.unpin_button = ui.button("Unpin all", "Take the pins away; the runs stay", width="auto")
+        self.resume_button = ui.button("Resume", "Bring back the runs from before the kernel started", width="auto")
+        self.save_buttons = [
+            ui.button(end[1:].upper(), f"Save as a {end[1:].upper()} file in this notebook's folder", width="60px")
+            for end in keeping.ENDINGS
+        ]
+        self.table_button = widgets.ToggleButton(
+            value=True, description="Data table", tooltip="Show or hide the table of all runs",
+            layout=widgets.Layout(width="auto"),
+        )  # fmt: skip
+        self.progress = widgets.IntProgress(
+            value=0, min=0, max=1, layout=widgets.Layout(width="auto", height="10px", visibility="hidden")
+        )
+        self.status, self.hint, self.cost, self.error = (ui.area() for _ in range(4))
+        self.said, self.pins, self.table_area, self.files = (ui.area() for _ in range(4))
+        self.stale_mark = ui.area()
+        self.stop_button.disabled = self.pin_button.disabled = True
+        under = self._under_chart()
+        self.view = ui.FigureView(self._chart(), redraw=redraw)
+        head = f"<h3>{ui.escape(self.title)}</h3>" if self.title else ""
+        head += "".join(f'<span class="lk-quiet lk-small">{ui.escape(line)}</span>' for line in self._absent)
+        left = ui.stack(
+            [
+                *self.form.widgets, self.hint, self.cost, ui.row(self._buttons(), width="auto"), self.progress,
+                self.status, self.error, *self._left_end(),
+            ],
+            flex="1 1 310px", max_width="100%", min_width="0", width="auto",
+        )  # fmt: skip
+        right = ui.stack(
+            [self.stale_mark, self.view.widget, *under, self.said],
+            flex="2.2 1 500px", max_width="100%", min_width="0", width="auto",
+        )  # fmt: skip
+        files = ui.row(
+            [self.table_button, self.unpin_button, self.resume_button, widgets.Label("Save"), *self.save_buttons],
+            align_items="center", width="100%",
+        )  # fmt: skip
+        self.widget = ui.root(
+            [
+                ui.area(ui.block(f'<div class="lk-head">{head}</div>')),
+                ui.row([widgets.Label("Source"), self.form.source], align_items="center"),
+                *([self.gate.widget] if self.gate is not None else []),
+                ui.row([left, right], width="100%", align_items="flex-start", grid_gap="8px 18px"),
+                self.pins,
+                files,
+                self.files,
+                self.table_area,
+            ]
+        )
+        self._enable(False)
+        self._wire()
+
+    def _wire(self) -> None:
+        self.run_button.on_click(lambda _: self.run())
+        self.stop_button.on_click(lambda _: self.stop())
+        self.pin_button.on_click(lambda _: self.pin())
+        self.unpin_button.on_click(lambda _: self.unpin())
+        self.reset_button.on_click(lambda _: self.reset())
+        self.resume_button.on_click(lambda _: self.resume())
+        for button, end in zip(self.save_buttons, keeping.ENDINGS, strict=True):
+            button.on_click(functools.partial(lambda end, _: self._save_pressed(end), end))
+        self.table_button.observe(self._table_toggled, names="value")
+        if self.gate is not None:
+            self.gate.commit_button.on_click(lambda _: self.predict())
+            self.gate.skip_button.on_click(lambda _: self.skip())
+            self.run_button.disabled = True
+
+    def _table_toggled(self, change: Any) -> None:
+        self.table_area.layout.display = None if change["new"] else "none"
+
+    @contextlib.contextmanager
+    def _guarded(self, doing: str) -> Iterator[None]:
+        """An error of a callback becomes a card, or rises under LABKIT_STRICT=1. Nothing that is shown is lost."""
+        try:
+            yield
+        except Exception as error:
+            if strict():
+                raise
+            self.error.value = ui.error_card(error, doing)
+
+
+def stopping(stage: str) -> str:
+    """What Stop does now: a step is short, and getting ready cannot be broken off."""
+    if stage in UNSTOPPABLE:
+        return f"Stopping once the engine is ready: {stage} cannot be broken off, and what it makes is kept"
+    return "Stopping after this step" if stage else "Stopping before it begins"
