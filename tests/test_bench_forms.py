@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import statistics
 
 import pytest
 
 from labkit import bench
-from labkit.bench.forms import PIECEWISE_LIMIT, ROUNDS, Form, rotations
+from labkit.bench.forms import PIECEWISE_LIMIT, ROUNDS, Form
+from labkit.bench.steps import rotations
 from labkit.cli.entry import main
 from labkit.cli.step_tables import form_table
 from labkit.config import EngineConfig
@@ -40,7 +42,8 @@ def test_every_form_takes_its_turn_and_is_put_beside_the_first(fake) -> None:  #
         assert one.row.n == 8 and len({r.key for r in recording.rows}) == 14
         assert (one.ratio is None) == (name == "none")
         if one.ratio:
-            assert one.ratio.value == pytest.approx(none.p50_ms / one.row.p50_ms)
+            pairs = [a / b for a, b in zip(none.samples_ms, one.row.samples_ms, strict=True)]
+            assert one.ratio.paired and one.ratio.value == pytest.approx(statistics.median(pairs))
     assert recording.rows == tuple(r.row for r in results) and recording.provenance.kind is Kind.LIVE
     steps = [call for call in fake.made[0].calls if call[0] in ("step", "reconfigure")]
     turns = [

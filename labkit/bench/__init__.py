@@ -6,18 +6,14 @@ Nothing here imports torch before something is measured.
 """
 
 from labkit.bench.attention import AttentionOptions, AttentionShape, bench_attention, bench_attentions
+from labkit.bench.comparison import Budget, Comparison, budget, compare, comparisons
 from labkit.bench.forms import COMPILE_TABLE, Form, FormResult, bench_forms, mode_forms
 from labkit.bench.imports import ImportRow, bench_import
 from labkit.bench.steps import (
-    Budget,
-    Comparison,
     Yardsticks,
     bench,
     bench_modes,
     bench_step,
-    budget,
-    compare,
-    comparisons,
     make_row,
     measure_steps,
     measure_yardsticks,

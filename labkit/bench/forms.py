@@ -12,15 +12,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from labkit.bench.comparison import Budget, budget
 from labkit.bench.steps import (
-    Budget,
     Progress,
     Yardsticks,
-    budget,
     launch_notes,
     make_row,
     measure_steps,
     measure_yardsticks,
+    rotations,
 )
 from labkit.config import CUDAGraphMode, EngineConfig
 from labkit.engine.report import StepReport
@@ -29,7 +29,7 @@ from labkit.graphs.sizes import default_capture_sizes, pad_to
 from labkit.measure.launches import LaunchCount
 from labkit.measure.provenance import Kind, collect
 from labkit.measure.recordings import Recording, Refusal, Row
-from labkit.measure.stats import Ratio, ratio
+from labkit.measure.stats import Ratio, compared
 
 if TYPE_CHECKING:
     from labkit.llm import LLM
@@ -93,6 +93,7 @@ class FormResult:
             "launches": self.row.launches, "graph_launches": self.row.graph_launches,
             "ratio": self.ratio and self.ratio.value, "ratio_low": self.ratio and self.ratio.low,
             "ratio_high": self.ratio and self.ratio.high, "shown": self.ratio and self.ratio.shown,
+            "paired": self.ratio and self.ratio.paired,
             "step_mib": self.step_mib, "graph_mib": self.graph_mib,
             "budget": self.budget and self.budget.as_dict(),
         }  # fmt: skip
@@ -213,9 +214,9 @@ def _results(llm: LLM, taken: dict[Form, _Taken], point: _Point, yardsticks: Yar
         _switch(llm, form)
         row = make_row(
             llm, one.reports, batch=point.batch, context=point.context, requested_mode=form.mode, counted=one.counted,
-            yardsticks=yardsticks, chunk=point.chunk,
+            yardsticks=yardsticks, chunk=point.chunk, rounds=ROUNDS,
         )  # fmt: skip
-        found = ratio(first.measurement(Kind.LIVE), row.measurement(Kind.LIVE)) if first else None
+        found = compared(first.measurement(Kind.LIVE), row.measurement(Kind.LIVE)) if first else None
         spent = budget(row, PIECEWISE_LIMIT) if row.mode == "PIECEWISE" else None
         yield FormResult(form, row, found, one.step_mib, one.graph_mib, spent)
         first = first or row
@@ -232,11 +233,6 @@ def _outside(one: FormResult, sizes: Sequence[int] | None) -> str:
         f"{row.model}, {one.form.name}: {tokens} tokens are above the largest capture size, {largest}, so the step ran "
         f"eagerly. --cudagraph-capture-sizes {tokens} gives it a graph."
     )
-
-
-def rotations(forms: Sequence[Form], rounds: int) -> list[list[Form]]:
-    """`rounds` orders, each starting one form later than the one before."""
-    return [[*forms[i % len(forms) :], *forms[: i % len(forms)]] for i in range(rounds)]
 
 
 def _graph_sizes(config: EngineConfig, tokens: Sequence[int]) -> tuple[int, ...]:

@@ -12,8 +12,9 @@ import itertools
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from labkit.bench.comparison import BARE
 from labkit.config import CUDAGraphMode, EngineConfig, SamplingParams
 from labkit.engine.report import StepReport
 from labkit.errors import ConfigError, LabkitError
@@ -22,20 +23,19 @@ from labkit.measure import clocks, launches, limits
 from labkit.measure.launches import LaunchCount
 from labkit.measure.provenance import Kind, collect
 from labkit.measure.recordings import Recording, Row, stored_samples
-from labkit.measure.stats import Ratio, ratio, summary
+from labkit.measure.stats import summary
 
 if TYPE_CHECKING:
     from labkit.llm import LLM
 
+T = TypeVar("T")
 Progress = Callable[[str, int, int, str], None]
 ShouldStop = Callable[[], bool]
 
-#: NONE counts as honest when a step takes at most this many times what its launches alone cost, plus other host work.
-STRAW_MAN = 1.3
-#: Key of `launch_cost_us` for a Triton launch alone; "triton" is a whole operator call, as "torch" and "gemm" are.
-BARE = "triton_bare"
 #: The graph mode unless another is asked for: the engine's own default for a model that is not compiled.
 GRAPH_MODE = CUDAGraphMode.FULL_DECODE_ONLY
+#: How often each of the two modes of `bench` has its turn.
+ROUNDS = 2
 
 
 def _quiet(stage: str, done: int, total: int, detail: str) -> None:
@@ -200,8 +200,11 @@ def make_row(
     yardsticks: Yardsticks | None = None,
     primed: bool = True,
     chunk: int = 0,
+    rounds: int = 1,
 ) -> Row:
     """One row from the reports of steps of one configuration; without yardsticks there is no floor.
+
+    `rounds`: the reports are of so many equal rounds, each taken beside a round of what the row is compared with.
 
     A mixed step computes where a decode waits for memory, so that one with a `chunk` has no floor and no GB/s either.
 
@@ -259,6 +262,7 @@ def make_row(
         emulated=reports[0].emulated,
         weights=llm.weights,
         chunk=chunk,
+        rounds=rounds if found.n % rounds == 0 else 1,  # fewer samples than asked for: somebody stopped
     )
 
 
@@ -300,100 +304,6 @@ def bench_step(
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class Budget:
-    """What starting everything explains of a step's time, and whether the step keeps within a multiple of it.
-
-    explained_us: Σ launches × cost, replays of graphs included. limit_us: `factor` × explained_us + the host's time
-    outside the forward. bare_limit_us: the same with the bare cost of a Triton launch, which leaves a call's Python
-    unexplained; None where that was not measured.
-    """
-
-    factor: float
-    explained_us: float
-    limit_us: float
-    kept: bool
-    bare_limit_us: float | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return dataclasses.asdict(self)
-
-
-def budget(row: Row, factor: float = STRAW_MAN) -> Budget | None:
-    """The budget of a row's step; None where launches cannot be counted or their cost was not measured."""
-    cost = row.launch_cost_us
-    if row.launches is None or not cost:
-        return None
-    kinds = {kind: n for kind, n in row.launches_by_kind.items() if kind != "copy"}
-    explained = launches.explained_us(kinds, cost)
-    limit, bare_limit = factor * explained + row.host_outside_us, None
-    if BARE in cost:
-        bare = {**cost, "triton": cost[BARE]}
-        bare_limit = factor * launches.explained_us(kinds, bare) + row.host_outside_us
-    return Budget(factor, explained, limit, row.p50_ms * 1e3 <= limit, bare_limit)
-
-
-@dataclasses.dataclass(frozen=True)
-class Comparison:
-    """Eager beside graphs at one batch and context, and whether the eager side was a fair opponent.
-
-    ratio: eager over graph. launches: of both sides. host_outside_us: host time of the eager step outside the forward.
-    explained_us: Σ launches × cost. limit_us: STRAW_MAN × explained + host_outside; `fair` when the eager p50 is within
-    it; None where launches cannot be counted. bare_limit_us: the same with the bare cost of a Triton launch, which
-    leaves a call's Python unexplained; None where that was not measured.
-    """
-
-    batch: int
-    context: int
-    eager: Row
-    graph: Row
-    ratio: Ratio
-    explained_us: float | None
-    limit_us: float | None
-    fair: bool | None
-    bare_limit_us: float | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {
-            "batch": self.batch,
-            "context": self.context,
-            "modes": [self.eager.requested_mode, self.graph.requested_mode],
-            "ratio": self.ratio.value,
-            "ratio_low": self.ratio.low,
-            "ratio_high": self.ratio.high,
-            "shown": self.ratio.shown,
-            "launches": [self.eager.launches, self.graph.launches],
-            "eager_us": self.eager.p50_ms * 1e3,
-            "explained_us": self.explained_us,
-            "host_outside_us": self.eager.host_outside_us,
-            "limit_us": self.limit_us,
-            "fair": self.fair,
-            "bare_limit_us": self.bare_limit_us,
-        }
-
-
-def compare(eager: Row, graph: Row, kind: Kind = Kind.LIVE) -> Comparison:
-    """Put an eager row beside the graph row of the same batch and context."""
-    found, spent = ratio(eager.measurement(kind), graph.measurement(kind)), budget(eager)
-    explained, limit, fair, bare = (
-        (spent.explained_us, spent.limit_us, spent.kept, spent.bare_limit_us) if spent else (None,) * 4
-    )
-    return Comparison(eager.batch, eager.context, eager, graph, found, explained, limit, fair, bare)
-
-
-def comparisons(recording: Recording) -> list[Comparison]:
-    """Every eager row of a recording beside the graph rows of the same model, backend, compilation and batch."""
-
-    def key(row: Row) -> tuple[Any, ...]:
-        return row.model, row.backend, row.compile, row.batch, row.context, row.chunk
-
-    eager = {key(r): r for r in recording.rows if r.mode == "NONE"}
-    keys = [(key(r), r) for r in recording.rows if r.mode != "NONE"]
-    return [compare(eager[key], row, recording.provenance.kind) for key, row in keys if key in eager]
-
-
 def bench(
     config: EngineConfig,
     batches: Sequence[int] = (1,),
@@ -427,8 +337,8 @@ def bench(
         config = config.replace(cudagraph_mode=modes[0], cudagraph_capture_sizes=sizes)
     elif not config.enforce_eager:
         config = config.replace(cudagraph_mode=CUDAGraphMode.NONE)
-    rows, turns = [], [*modes, *reversed(modes)]
-    half = -(-steps // 2)
+    rows, turns = [], [mode for order in rotations(modes, ROUNDS) for mode in order]
+    half = -(-steps // ROUNDS)
     with LLM(config=config, progress=progress) as llm:
         yardsticks = measure_yardsticks(llm, progress)
         for batch, context in itertools.product(batches, contexts):
@@ -455,6 +365,7 @@ def bench(
                         requested_mode=mode.name,
                         counted=counted[mode],
                         yardsticks=yardsticks,
+                        rounds=ROUNDS,
                     )  # fmt: skip
                 )
         notes = [*llm.notes, *launch_notes(counted.values())]
@@ -464,6 +375,11 @@ def bench(
         Kind.LIVE, command, order=order, n=min(row.n for row in rows), primed=True, device=device
     )  # fmt: skip
     return Recording(provenance, tuple(rows)), notes
+
+
+def rotations(items: Sequence[T], rounds: int) -> list[list[T]]:
+    """`rounds` orders, each starting one item later than the one before: of two, A B B A A B B A …"""
+    return [[*items[i % len(items) :], *items[: i % len(items)]] for i in range(rounds)]
 
 
 def bench_modes(config: EngineConfig) -> list[CUDAGraphMode]:

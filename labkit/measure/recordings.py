@@ -102,7 +102,9 @@ class Row:
 
     def measurement(self, kind: Kind, label: str = "") -> Measurement:
         """The samples as a number of a kind, to take ratios of."""
-        return Measurement(Kind(kind), self.samples_ms, label or f"{self.requested_mode} batch {self.batch}")
+        return Measurement(
+            Kind(kind), self.samples_ms, label or f"{self.requested_mode} batch {self.batch}", self.rounds
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""

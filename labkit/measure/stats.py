@@ -55,11 +55,15 @@ def median_interval(samples: Sequence[float], z: float = 1.96) -> tuple[float, f
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """Samples of one thing, with the kind of number they are."""
+    """Samples of one thing in the order in which they were taken, with the kind of number they are.
+
+    rounds: they were taken in so many equal rounds that took turns with rounds of another thing; 1 for one go.
+    """
 
     kind: Kind
     samples: tuple[float, ...]
     label: str = ""
+    rounds: int = 1
 
     @property
     def summary(self) -> Summary:
@@ -68,7 +72,11 @@ class Measurement:
 
 @dataclasses.dataclass(frozen=True)
 class Ratio:
-    """`value` = a / b of medians; `low`…`high` its interval. `shown` is false when the difference drowns in noise."""
+    """How many times longer a takes than b; `low`…`high` its interval. `shown`: false when it drowns in noise.
+
+    value: a / b of medians, or where `paired` the median of a / b over pairs of samples.
+    noise: of pairs taken in rounds, by how much the rounds disagree about the value: half of the range of theirs.
+    """
 
     value: float
     low: float
@@ -77,6 +85,8 @@ class Ratio:
     shown: bool
     n: int
     label: str = ""
+    paired: bool = False
+    noise: float = 0.0
 
     @property
     def text(self) -> str:
@@ -119,8 +129,21 @@ def ratio(a: Measurement, b: Measurement, *, floor: float = NOISE_FLOOR) -> Rati
     )
 
 
+def compared(a: Measurement, b: Measurement, *, floor: float = NOISE_FLOOR) -> Ratio:
+    """`paired_ratio` of two things that took turns in one run, else `ratio`.
+
+    Raises:
+        ProvenanceError: the two are numbers of different kinds.
+    """
+    took_turns = a.rounds == b.rounds > 1 and len(a.samples) == len(b.samples)
+    return (paired_ratio if took_turns else ratio)(a, b, floor=floor)
+
+
 def paired_ratio(a: Measurement, b: Measurement, *, floor: float = NOISE_FLOOR) -> Ratio:
     """Median of the ratios of samples taken in pairs (a then b, again and again): slow drift cancels.
+
+    Where both were taken in equal rounds, the k-th sample of a round is paired with the k-th of the other's round, and
+    a difference that is smaller than what the rounds disagree by is not shown.
 
     Raises:
         ProvenanceError: the two are numbers of different kinds.
@@ -135,8 +158,17 @@ def paired_ratio(a: Measurement, b: Measurement, *, floor: float = NOISE_FLOOR) 
         )
     pairs = [x / y for x, y in zip(a.samples, b.samples, strict=True)]
     value, (low, high) = summary(pairs).p50, median_interval(pairs)
-    shown = abs(value - 1) >= floor and not low <= 1 <= high
-    return Ratio(value, low, high, kind, shown, len(pairs), f"{a.label} / {b.label}" if a.label and b.label else "")
+    noise = _disagreement(pairs, a.rounds if a.rounds == b.rounds else 1)
+    shown = abs(value - 1) >= max(floor, noise) and not low <= 1 <= high
+    label = f"{a.label} / {b.label}" if a.label and b.label else ""
+    return Ratio(value, low, high, kind, shown, len(pairs), label, True, noise)
+
+
+def _disagreement(pairs: Sequence[float], rounds: int) -> float:
+    """Half of the range of the medians of `rounds` equal parts; 0 where there is one."""
+    size = len(pairs) // rounds
+    medians = [summary(pairs[i * size : (i + 1) * size]).p50 for i in range(rounds)] if size else [1.0]
+    return (max(medians) - min(medians)) / 2
 
 
 def no_difference(a: Measurement, b: Measurement, *, floor: float = NOISE_FLOOR) -> bool:

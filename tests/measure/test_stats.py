@@ -11,7 +11,7 @@ import pytest
 
 from labkit.errors import LabkitError
 from labkit.measure.provenance import Kind, ProvenanceError
-from labkit.measure.stats import Measurement, median_interval, no_difference, paired_ratio, ratio, summary
+from labkit.measure.stats import Measurement, compared, median_interval, no_difference, paired_ratio, ratio, summary
 
 
 def linear_percentile(samples: list[float], q: float) -> float:
@@ -109,3 +109,37 @@ def test_unequal_numbers_of_samples_are_no_pairs() -> None:
 def test_times_that_are_not_above_zero_have_no_ratio() -> None:
     with pytest.raises(LabkitError, match="above zero"):
         ratio(live([1.0, 1.0]), live([0.0, 0.0]))
+
+
+def in_rounds(rounds: list[list[float]]) -> Measurement:
+    return Measurement(Kind.LIVE, tuple(s for one in rounds for s in one), "", len(rounds))
+
+
+def test_what_took_turns_is_compared_pair_by_pair_and_anything_else_by_medians() -> None:
+    a, b = in_rounds([[10.0] * 15, [20.0] * 15]), in_rounds([[5.0] * 15, [10.0] * 15])
+    found = compared(a, b)
+    assert (found.value, found.paired, found.shown, found.noise) == (2.0, True, True, 0.0), "a drift meets both"
+    for other in (live(list(b.samples)), in_rounds([list(b.samples)[:10]] * 3), in_rounds([[5.0], [10.0]])):
+        assert not compared(a, other).paired
+        assert compared(a, other).value == ratio(a, other).value
+    with pytest.raises(ProvenanceError):
+        compared(a, Measurement(Kind.RECORDED, b.samples, "that file", 2))
+
+
+@pytest.mark.parametrize(
+    ("rounds", "noise", "shown"),
+    [
+        ((1.2, 1.2, 1.2, 1.2), 0.0, True),
+        ((1.3, 1.2, 1.2, 1.1), 0.1, True),
+        ((1.5, 1.21, 1.21, 1.05), 0.225, False),
+        ((1.6, 1.3, 1.2, 0.8), 0.4, False),
+        ((1.04, 1.04, 1.04, 1.04), 0.0, False),
+    ],
+)
+def test_a_difference_below_what_the_rounds_disagree_by_is_not_shown(rounds, noise: float, shown: bool) -> None:
+    """Ratios of each round in a table; half of their range is the run's own noise."""
+    base = in_rounds([[10.0, 11.0, 10.5] * 5] * 4)
+    other = in_rounds([[s * r for s in (10.0, 11.0, 10.5) * 5] for r in rounds])
+    found = paired_ratio(other, base)
+    assert found.noise == pytest.approx(noise) and found.shown is shown
+    assert shown or "no difference shown" in found.text
