@@ -55,6 +55,14 @@ class LaunchCount:
         return dataclasses.asdict(self)
 
 
+def call_kind(name: str) -> str:
+    """What a call of the runtime or the driver starts: "kernel", "graph", "copy" (fills too), or "" for nothing."""
+    for kind, pattern in (("kernel", _KERNEL), ("graph", _GRAPH), ("copy", _COPY)):
+        if pattern.match(name):
+            return kind
+    return ""
+
+
 def kernel_kind(name: str, *, driver_api: bool) -> str:
     """One of "gemm", "triton", "torch" for a kernel, from its name and the API that started it.
 
