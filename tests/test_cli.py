@@ -522,7 +522,7 @@ def test_help_lists_only_what_exists(capsys) -> None:
     assert code == 0
     for name in ("generate", "doctor", "backends", "modes", "sizes", "split", "bench attention", "record"):
         assert f"  {name} " in out
-    for name in ("compare", "export", "course", "bisect"):
+    for name in ("course", "bisect"):
         assert name not in out
     for command in entry.COMMANDS:
         code, out, _ = say(capsys, *command.split(), "--help")

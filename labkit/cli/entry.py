@@ -34,6 +34,7 @@ COMMANDS = {
     "bench attention": ("labkit.cli.measure", "time one backend's attention kernels"),
     "bench import": ("labkit.cli.measure", "time `import labkit`, and say what it loads"),
     "record": ("labkit.cli.measure", "measure a suite into a file"),
+    "export vllm": ("labkit.cli.export", "the settings as vLLM takes them, and what has no counterpart"),
 }
 
 
@@ -96,13 +97,14 @@ def _run(words: list[str], console: Console) -> Answer:
 
         return Answer({"version": __version__}, f"labkit {__version__}")
     name = words[0]
-    if name not in COMMANDS:
-        raise UsageError(
-            f"labkit {name}", "there is no such command", did_you_mean(name, [c for c in COMMANDS if " " not in c])
-        )
+    if name not in _first_words():
+        raise UsageError(f"labkit {name}", "there is no such command", did_you_mean(name, _first_words()))
     rest = words[1:]
     if rest and f"{name} {rest[0]}" in COMMANDS:
         name, rest = f"{name} {rest[0]}", rest[1:]
+    if name not in COMMANDS:
+        whole = [c for c in COMMANDS if c.startswith(f"{name} ")]
+        raise UsageError(f"labkit {name}", "needs a second word", " or ".join(f"`labkit {c}`" for c in whole) + ".")
     module_name, description = COMMANDS[name]
     module = importlib.import_module(module_name)
     command = name.replace(" ", "_")
@@ -116,9 +118,11 @@ def _run(words: list[str], console: Console) -> Answer:
 
 
 def _no_command(text: str) -> Answer:
-    raise UsageError(
-        "labkit", "no command was given", "Commands: " + ", ".join(c for c in COMMANDS if " " not in c) + "."
-    )
+    raise UsageError("labkit", "no command was given", "Commands: " + ", ".join(_first_words()) + ".")
+
+
+def _first_words() -> list[str]:
+    return list(dict.fromkeys(command.split()[0] for command in COMMANDS))
 
 
 def _overview() -> str:
