@@ -47,6 +47,13 @@ _ALL = (
         rope_theta=500_000.0, rope_scaling=_llama3_scaling(8.0), tie_word_embeddings=False,
         bos_token_id=128000, eos_token_ids=(128001, 128008, 128009),
     ),
+    # For "what if": it needs several GPUs.
+    ModelConfig(
+        name="llama-3.1-70b", vocab_size=128256, hidden_size=8192, intermediate_size=28672, num_layers=80,
+        num_heads=64, num_kv_heads=8, head_size=128, max_position_embeddings=131072, rms_norm_eps=1e-5,
+        rope_theta=500_000.0, rope_scaling=_llama3_scaling(8.0), tie_word_embeddings=False,
+        bos_token_id=128000, eos_token_ids=(128001, 128008, 128009),
+    ),
     # Two for tests: a step takes about a millisecond on a CPU. One has SmolLM2's group of 3, the other all of Qwen3's
     # particulars with an untied head.
     ModelConfig(

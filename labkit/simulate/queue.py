@@ -107,9 +107,10 @@ def run_queue(
             device = begin + kernel.device_us
             spans.append(Span("device", kernel.name, kernel.role, begin, device, launch))
         finished.append(device)
-    waited = max(0.0, device - host)
     if finished or sync_us:
-        on_host("synchronize", "other", waited + sync_us)
+        end = max(host, device) + sync_us  # not a sum of durations: the device's end is met exactly
+        spans.append(Span("host", "synchronize", "other", host, end))
+        host = end
     mode = "NONE" if not graph_launches else "FULL" if graph_launches == 1 else "PIECEWISE"
     return StepTimeline(
         title=title or mode, mode=mode, spans=tuple(spans), wall_us=host, launches=len(finished) - copies,
