@@ -161,10 +161,14 @@ class Runner:
             progress("capturing", len(todo), len(todo), "done")
         return records
 
+    def graphs(self) -> list[CapturedGraph]:
+        """The graphs that the current dispatcher can hit, largest first."""
+        found = (self._graphs.get((self._key, key)) for key in self.dispatcher.capture_order())
+        return [graph for graph in found if graph is not None]
+
     def records(self) -> list[CaptureRecord]:
         """One record per graph that the current dispatcher can hit, largest first."""
-        found = (self._graphs.get((self._key, key)) for key in self.dispatcher.capture_order())
-        return [graph.record for graph in found if graph is not None]
+        return [graph.record for graph in self.graphs()]
 
     @property
     def graph_mib(self) -> float:

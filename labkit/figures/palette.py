@@ -38,6 +38,20 @@ BACKEND_MARKERS = {
     "XFORMERS": "hexagram",
 }
 
+#: What a kernel or a host call is for: colour, bar pattern, and a short label. No two share colour and pattern.
+ROLE_STYLES = {
+    "gemm": ("#2C7FB8", "", "GEMM"),
+    "attention": ("#D55E00", "/", "attn"),
+    "norm": ("#009E73", ".", "norm"),
+    "rope_cache": ("#B35FA0", "\\", "rope"),
+    "activation": ("#8A7000", "x", "act"),
+    "embedding": ("#4F7CD6", "-", "emb"),
+    "sampling": ("#C8456B", "+", "smpl"),
+    "copy": ("#777777", "|", "copy"),
+    "graph": ("#7F62C4", "", "graph"),
+    "other": ("#8C6D5A", "-", "other"),
+}
+
 #: Readable on light and dark alike; the panel's style sheet replaces it by the theme's own text colour.
 NEUTRAL = "#777777"
 GRID = "rgba(128,128,128,0.25)"

@@ -20,7 +20,7 @@ import torch
 
 from labkit.engine.report import CaptureRecord
 from labkit.errors import CaptureError, CompileError, LabkitError
-from labkit.graphs.graph_nodes import is_recording, kernel_nodes, record_anew
+from labkit.graphs.graph_nodes import Node, is_recording, kernel_nodes, read_nodes, record_anew
 from labkit.graphs.trace import first_line, user_line
 
 #: (layer, query, output): called in place of attention, or to run it.
@@ -36,6 +36,7 @@ class CapturedGraph:
     """A forward pass that one call replays. `output` is its static result; the next replay overwrites it.
 
     addresses: where what the graph reads lay when it was captured, by name; filled by who captures, and for checks.
+    nodes: of each graph, where `GraphCapturer.keep_nodes` asked for them and the driver told.
     """
 
     replay: Callable[[], None]
@@ -43,6 +44,7 @@ class CapturedGraph:
     record: CaptureRecord
     emulated: bool
     addresses: dict[str, int] = dataclasses.field(default_factory=dict)
+    nodes: tuple[tuple[Node, ...], ...] = ()
 
     @property
     def num_graphs(self) -> int:
@@ -70,6 +72,9 @@ class GraphCapturer:
         self.device = device
         self.emulated = device.type != "cuda"
         self._open = False
+        #: Read the nodes of what is recorded, for an X-ray; off, since nothing else needs them.
+        self.keep_nodes = False
+        self._nodes: list[tuple[Node, ...]] = []
         self._pool: Any = None if self.emulated else torch.cuda.graph_pool_handle()
         self._stream = None if self.emulated else capture_stream(device)
         self._anchor: torch.cuda.CUDAGraph | None = None
@@ -113,7 +118,7 @@ class GraphCapturer:
             graph, kernels = once_more(lambda: self._record(forward, static))
             mib = (self._used() - before) / 2**20
         record = CaptureRecord(mode, size, (time.perf_counter() - begin) * 1e3, mib, 1, kernels)
-        return CapturedGraph(graph.replay, static, record, self.emulated)
+        return CapturedGraph(graph.replay, static, record, self.emulated, nodes=tuple(self._nodes))
 
     def capture_compiled(
         self, mode: str, size: int, forward: Callable[[], torch.Tensor], output: torch.Tensor
@@ -202,7 +207,7 @@ class GraphCapturer:
             mib = (self._used() - before) / 2**20
         ms = (time.perf_counter() - begin) * 1e3
         record = CaptureRecord("PIECEWISE", size, ms, mib, len(segments), kernels)
-        return CapturedGraph(_in_turn(segments, calls), static, record, self.emulated)
+        return CapturedGraph(_in_turn(segments, calls), static, record, self.emulated, nodes=tuple(self._nodes))
 
     def _record_segments(
         self, forward: Callable[[BreakAt | None], torch.Tensor], attend: BreakAt, static: torch.Tensor
@@ -211,6 +216,7 @@ class GraphCapturer:
         graphs: list[torch.cuda.CUDAGraph] = []
         breaks: list[tuple[int, torch.Tensor, torch.Tensor]] = []
         kernels: list[int | None] = []
+        self._nodes = []
 
         def begin() -> None:
             graphs.append(torch.cuda.CUDAGraph())
@@ -255,6 +261,7 @@ class GraphCapturer:
     ) -> tuple[torch.cuda.CUDAGraph, int | None]:
         assert self._stream is not None
         graph = torch.cuda.CUDAGraph()
+        self._nodes = []
         torch.cuda.synchronize(self.device)
         with torch.cuda.stream(self._stream):
             try:
@@ -302,6 +309,9 @@ class GraphCapturer:
         """End the recording and return its kernels, where the driver says. A broken one raises before torch tries."""
         stream = torch.cuda.current_stream(self.device).cuda_stream
         kernels = kernel_nodes(stream)
+        nodes = read_nodes(stream) if self.keep_nodes else None
+        if nodes is not None:
+            self._nodes.append(nodes)
         if is_recording(stream) is False:
             raise RuntimeError(BROKEN)
         graph.capture_end()
