@@ -223,7 +223,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 8192
     long_prefill_token_threshold: int = 0
     enable_chunked_prefill: bool = True
-    prefill_first: bool = False
+    prefill_first: bool = False  # the older scheduling: a step runs prompts or decodes, prompts first
     # graphs and compilation
     cudagraph_mode: CUDAGraphMode | str | None = None
     cudagraph_capture_sizes: Sequence[int] | None = None
@@ -337,10 +337,7 @@ class EngineConfig:
             )
 
     def _check_later_chapters(self) -> None:
-        for field in (
-            "num_speculative_tokens", "tensor_parallel_size", "quantization", "kv_cache_dtype",
-            "prefill_first",
-        ):  # fmt: skip
+        for field in ("num_speculative_tokens", "tensor_parallel_size", "quantization", "kv_cache_dtype"):
             value = getattr(self, field)
             if value != _default(field):
                 raise ConfigError(

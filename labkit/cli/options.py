@@ -136,6 +136,7 @@ _HELP = {
     "compilation_mode": f"one of {', '.join(COMPILATION_MODES)}",
     "compile_sizes": "numbers of tokens to compile for exactly, with autotuning, like 1,8",
     "splitting_ops": "operators that a compiled model is cut at; an empty list for one piece",
+    "prefill_first": "the older scheduling: a step runs prompts or decodes, and prompts go first",
     "piecewise_method": "compile, or break: how a PIECEWISE step is cut at attention",
 }
 

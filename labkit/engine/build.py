@@ -199,4 +199,5 @@ def scheduler_limits(plan: EnginePlan) -> SchedulerLimits:
         enable_chunked_prefill=config.enable_chunked_prefill,
         enable_prefix_caching=config.enable_prefix_caching,
         decodes_first=config.split_mixed_batches,
+        prefill_first=config.prefill_first,
     )

@@ -13,8 +13,10 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
+from labkit import nvtx
 from labkit.attention import registry
 from labkit.attention.interface import Availability, Platform
 from labkit.attention.split_mixed import make_backend
@@ -183,6 +185,18 @@ class Engine:
         dispatcher = GraphDispatcher(self.plan.mode, self.plan.capture_sizes, self.plan.config.max_num_seqs)
         whole = self._whole if self.plan.config.compilation_mode == "STOCK_TORCH_COMPILE" else None
         self.runner.use(self._backend(), self.plan.graph_key, dispatcher, self._forward(), whole)
+        self._name_ranges()
+
+    def _name_ranges(self) -> None:
+        """Under LABKIT_NVTX=1 each phase of a step, and attention inside the forward, is a range in a profiler."""
+        runner, name = self.runner, nvtx.name_methods
+        name(self, step="step", _detokenize="detokenize")
+        name(self.scheduler, schedule="schedule", commit="commit")
+        name(runner.dispatcher, dispatch="dispatch")
+        name(self.inputs, fill="inputs")
+        name(runner.backend, prepare="prepare", forward="attention")
+        name(runner, _launch="launch")
+        name(self.sampler, sample="sample")
 
     # --- requests --------------------------------------------------------------------------------------------------
 
@@ -216,19 +230,29 @@ class Engine:
         self.scheduler.abort(request_id)
         return self._output(live, live.detokenizer.push([], final=True))
 
-    def prime(self, request_id: str, context: int, params: SamplingParams, seed: int) -> None:
-        """Queue a request whose first `context` tokens count as computed: its blocks hold seeded finite values."""
+    def prime(self, request_id: str, context: int, params: SamplingParams, seed: int, fill: bool = True) -> None:
+        """Queue a request whose first `context` tokens count as computed: its blocks hold seeded finite values.
+
+        With `fill=False` they keep what they hold; `fill_kv` has filled them before.
+        """
         vocab = self.model.config.vocab_size
-        prompt = [(seed * 7919 + i * 31) % vocab for i in range(context)]
+        prompt = ((seed * 7919 + np.arange(context, dtype=np.int64) * 31) % vocab).tolist()
         request = Request(request_id, prompt, params, self.model.config.eos_token_ids)
         self.scheduler.prime(request, context)
-        self.kv.fill_random(request.block_ids, seed)
+        if fill:
+            self.kv.fill_random(request.block_ids, seed)
         self._live[request_id] = _Live(
             request,
             Detokenizer(self.model.tokenizer, prompt, params),
             tuple(prompt),
             [] if params.logprobs is not None else None,
         )
+
+    def fill_kv(self, seed: int, blocks_at_a_time: int = 1024) -> None:
+        """Seeded finite values in every block but the null block."""
+        for first in range(1, self.kv.num_blocks, blocks_at_a_time):
+            last = min(first + blocks_at_a_time, self.kv.num_blocks)
+            self.kv.fill_random(list(range(first, last)), seed + first)
 
     @property
     def has_unfinished(self) -> bool:
@@ -296,6 +320,7 @@ class Engine:
             max_seq_len=scheduled.max_seq_len,
             backend=self.plan.backend,
             wall_ms=(end - begin) * 1e3,
+            begun_at_ms=begin * 1e3,
             phases_us=phases,
             device_us=device_us,
             launches=self._launches.get((self.plan.graph_key, descriptor.mode.name, descriptor.size)),
@@ -326,6 +351,7 @@ class Engine:
             wall,
             {"schedule": wall * 1e3},
             outputs=tuple(self._take_pending()),
+            begun_at_ms=begin * 1e3,
         )
 
     def _take_pending(self) -> list[RequestOutput]:

@@ -61,6 +61,7 @@ class StepReport:
     device_us: device time of the forward by events, None on a CPU or when not asked for.
     launches: kernels and graphs the host starts per step of this (mode, size), counted once from a trace, else None.
     graph_launches: graphs replayed in this step. emulated: true when the "graph" was the CPU's emulation.
+    scheduled: tokens that ran, by request. begun_at_ms: when the step began, on `time.perf_counter`'s clock in ms.
     """
 
     step_id: int
@@ -82,6 +83,12 @@ class StepReport:
     preempted: tuple[str, ...] = ()
     scheduled: dict[str, int] = dataclasses.field(default_factory=dict)
     outputs: tuple[RequestOutput, ...] = ()
+    begun_at_ms: float = 0.0
+
+    @property
+    def ended_at_ms(self) -> float:
+        """When the tokens were on the host, on the clock of `begun_at_ms`."""
+        return self.begun_at_ms + self.wall_ms
 
     @property
     def host_us(self) -> float:

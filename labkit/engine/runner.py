@@ -334,25 +334,31 @@ class Runner:
             self._check_addresses(graph, view)
         self.backend.prepare(metadata)
         t3 = clock()
+        logits = self._launch(graph, descriptor, view, step)
+        t4 = clock()
+        phases["dispatch"], phases["inputs"] = (t1 - t0) * 1e6, (t2 - t1) * 1e6
+        phases["prepare"], phases["launch"] = (t3 - t2) * 1e6, (t4 - t3) * 1e6
+        emulated, launched = (graph.emulated, graph.num_graphs) if graph is not None else (False, 0)
+        return ForwardResult(logits, descriptor, phases, emulated, launched, self._events)
+
+    def _launch(
+        self, graph: CapturedGraph | None, descriptor: BatchDescriptor, view: StepView, step: ScheduledStep
+    ) -> torch.Tensor:
+        """Start the forward and the LM head: what the device is given to do in this step. Returns logits."""
         if self._events:
             self._events[0].record()
         if graph is not None and descriptor.mode is Mode.PIECEWISE:
-            with forward_context(self._context(metadata)):
+            with forward_context(self._context(view.metadata)):
                 graph.replay()
             hidden = graph.output
         elif graph is not None:
             graph.replay()
             hidden = graph.output
         else:
-            hidden = self._forward(view, metadata)
+            hidden = self._forward(view, view.metadata)
         if self._events:
             self._events[1].record()
-        logits = self._logits(hidden, view, step)
-        t4 = clock()
-        phases["dispatch"], phases["inputs"] = (t1 - t0) * 1e6, (t2 - t1) * 1e6
-        phases["prepare"], phases["launch"] = (t3 - t2) * 1e6, (t4 - t3) * 1e6
-        emulated, launched = (graph.emulated, graph.num_graphs) if graph is not None else (False, 0)
-        return ForwardResult(logits, descriptor, phases, emulated, launched, self._events)
+        return self._logits(hidden, view, step)
 
     def _logits(self, hidden: torch.Tensor, view: StepView, step: ScheduledStep) -> torch.Tensor:
         sampling = sum(item.samples for item in step.requests)

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from labkit import nvtx
 from labkit.engine.report import CaptureRecord
 from labkit.errors import CaptureError, CompileError, LabkitError
 from labkit.graphs.graph_nodes import Node, is_recording, kernel_nodes, read_nodes, record_anew
@@ -440,7 +441,7 @@ def borrow(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _in_turn(graphs: list[torch.cuda.CUDAGraph], calls: list[Callable[[], None]]) -> Callable[[], None]:
-    *first, last = [graph.replay for graph in graphs]
+    *first, last = [nvtx.named(f"piece {i}", graph.replay) for i, graph in enumerate(graphs)]
     pairs = list(zip(first, calls, strict=True))
 
     def replay() -> None:

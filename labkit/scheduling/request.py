@@ -81,6 +81,11 @@ class Request:
     def finished(self) -> bool:
         return self.status is RequestStatus.FINISHED
 
+    @property
+    def decodes(self) -> bool:
+        """Whether its next share is a decode: everything but the newest token has K/V, the whole prompt among it."""
+        return self.num_prompt_tokens <= self.num_computed_tokens == self.num_tokens - 1
+
     def token_at(self, position: int) -> int:
         """The known token at one position."""
         return self._known[position]

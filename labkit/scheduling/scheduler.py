@@ -11,6 +11,9 @@ Refuses to know torch, tensors, text and how a token is chosen. The rules, in th
    alone, so something always finishes.
 3. Then waiting requests, first come first served, while there are budget, places, and blocks for all their tokens. None
    starts in a step that preempted somebody or left a running request without tokens.
+
+`prefill_first` is the older way, to compare with: rules 1 and 3 apply to prompts alone, and decodes have no turn as long
+as there is a prompt to run. A step is then prompts or decodes, never both.
 """
 
 from __future__ import annotations
@@ -148,11 +151,38 @@ class Scheduler:
             LabkitError: the step before was neither committed nor rolled back.
         """
         self._check_no_open_step("schedule()")
-        limits, block_size = self.limits, self.pool.block_size
-        budget, num_cached = limits.max_num_batched_tokens, 0
+        limits = self.limits
         chosen: dict[Request, int] = {}
         preempted: list[str] = []
-        for request in list(self.running):
+        turns = list(self.running)
+        if limits.prefill_first:
+            turns = [request for request in turns if not request.decodes]
+        budget, all_served = self._serve(turns, chosen, preempted)
+        num_cached = 0
+        if all_served and not preempted:
+            while self.waiting and (n := self._start(self.waiting[0], budget)):
+                request = self.waiting.popleft()
+                self.running.append(request)
+                num_cached += request.num_computed_tokens
+                chosen[request] = n
+                budget -= n
+        if limits.prefill_first and not chosen:
+            self._serve(list(self.running), chosen, preempted)
+        if not chosen:
+            return None
+        self._open_step = ScheduledStep.of(self._num_steps, chosen, preempted, num_cached, limits.decodes_first)
+        self._num_steps += 1
+        return self._open_step
+
+    def _serve(self, turns: Sequence[Request], chosen: dict[Request, int], preempted: list[str]) -> tuple[int, bool]:
+        """Choose tokens for running requests, in this order, and note who is preempted for them.
+
+        Returns:
+            What is left of the budget, and whether everybody in `turns` who still runs was chosen.
+        """
+        limits, block_size = self.limits, self.pool.block_size
+        budget = limits.max_num_batched_tokens
+        for request in turns:
             if request.status is not RUNNING:
                 continue  # preempted a moment ago
             n = chunk_size(request.num_tokens - request.num_computed_tokens, budget, limits)
@@ -169,21 +199,11 @@ class Scheduler:
             else:
                 chosen[request] = n
                 budget -= n
-        if len(chosen) < len(self.running):
-            first = next(i for i, request in enumerate(self.running) if request not in chosen)
-            self.running = self.running[first:] + self.running[:first]
-        elif not preempted:
-            while self.waiting and (n := self._start(self.waiting[0], budget)):
-                request = self.waiting.popleft()
-                self.running.append(request)
-                num_cached += request.num_computed_tokens
-                chosen[request] = n
-                budget -= n
-        if not chosen:
-            return None
-        self._open_step = ScheduledStep.of(self._num_steps, chosen, preempted, num_cached, limits.decodes_first)
-        self._num_steps += 1
-        return self._open_step
+        if len(chosen) == len(turns):
+            return budget, True
+        empty = {request: True for request in turns if request not in chosen and request.status is RUNNING}
+        self.running = [*empty, *(request for request in self.running if request not in empty)]
+        return budget, not empty
 
     def _grow(self, request: Request, num_tokens: int) -> bool:
         """Give a request the blocks it lacks to hold `num_tokens` tokens; False when the pool has too few."""

@@ -21,6 +21,7 @@ class SchedulerLimits:
     long_prefill_token_threshold: most tokens of one request's prefill in one step, 0 for no such cap.
     enable_chunked_prefill: when False a prompt runs in one step (see `rules.chunk_size`).
     decodes_first: the rows of a step are its decodes, then the others; each in order of turn.
+    prefill_first: a step runs prompts or decodes, and prompts go first.
     """
 
     max_num_seqs: int
@@ -31,6 +32,7 @@ class SchedulerLimits:
     enable_chunked_prefill: bool = True
     enable_prefix_caching: bool = True
     decodes_first: bool = False
+    prefill_first: bool = False
 
 
 class ScheduledRequest(NamedTuple):

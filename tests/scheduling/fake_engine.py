@@ -49,6 +49,12 @@ def reference(
     return output, "length"
 
 
+def is_decoding(request: Request) -> bool:
+    """The prompt has K/V, and so has all that was sampled but the newest token."""
+    sampled = len(request.output_token_ids)
+    return sampled > 0 and request.num_computed_tokens == len(request.prompt_token_ids) + sampled - 1
+
+
 class FakeEngine:
     """Runs steps and checks every promise of the scheduler while it does.
 
@@ -66,9 +72,12 @@ class FakeEngine:
         threshold: int = 0,
         chunked: bool = True,
         caching: bool = True,
+        prefill_first: bool = False,
     ) -> None:
         self.pool = BlockPool(usable + 1, block_size, caching)
-        limits = SchedulerLimits(max_num_seqs, budget, max_model_len, block_size, threshold, chunked, caching)
+        limits = SchedulerLimits(
+            max_num_seqs, budget, max_model_len, block_size, threshold, chunked, caching, prefill_first=prefill_first
+        )
         self.scheduler = Scheduler(limits, self.pool)
         self.kv: list[int | None] = [None] * ((usable + 1) * block_size)
         self.done: list[Request] = []
@@ -104,6 +113,10 @@ class FakeEngine:
         """What reconfiguring `max_num_batched_tokens` does to a running scheduler."""
         self.scheduler.limits = dataclasses.replace(self.scheduler.limits, max_num_batched_tokens=budget)
 
+    def set_prefill_first(self, value: bool) -> None:
+        """What reconfiguring `prefill_first` does."""
+        self.scheduler.limits = dataclasses.replace(self.scheduler.limits, prefill_first=value)
+
     def longest(self) -> int:
         limits = self.scheduler.limits
         return min(limits.max_model_len, self.pool.usable * limits.block_size + 1)
@@ -112,10 +125,14 @@ class FakeEngine:
 
     def step(self, between: Callable[[ScheduledStep], None] | None = None, fail: bool = False) -> ScheduledStep | None:
         ran_before = set(self.scheduler.running)
+        decoding = {request for request in ran_before if is_decoding(request)}
+        could_start = self.could_start()
         step = self.scheduler.schedule()
         self.check(step, ran_before)
         if step is None:
             return None
+        if self.scheduler.limits.prefill_first:
+            self.check_prefill_first(step, ran_before, decoding, could_start)
         self.steps.append(step)
         sampled = self.forward(step)
         if between:
@@ -181,7 +198,8 @@ class FakeEngine:
         assert step.is_uniform_decode == all(item.is_decode for item in items)
         started = [item.request for item in items if item.request not in ran_before]
         assert not (started and step.preempted), "somebody started in a step that preempted"
-        assert not started or len(items) == len(scheduler.running), "somebody started before one who was running"
+        if not limits.prefill_first:
+            assert not started or len(items) == len(scheduler.running), "somebody started before one who was running"
         assert step.num_cached_tokens == sum(item.start for item in items if item.request not in ran_before)
         for request, start, n, samples, is_decode in items:
             assert request.status is RequestStatus.RUNNING and request in scheduler.running
@@ -195,6 +213,26 @@ class FakeEngine:
                 assert n <= limits.long_prefill_token_threshold
             if not limits.enable_chunked_prefill and request.num_preemptions == 0:
                 assert samples, "a prompt was split with chunked prefill off"
+
+    def could_start(self) -> bool:
+        """Whether the first waiting request has a place and blocks, without help from the prefix cache."""
+        scheduler = self.scheduler
+        if not scheduler.waiting or len(scheduler.running) >= scheduler.limits.max_num_seqs:
+            return False
+        return -(-scheduler.waiting[0].num_tokens // self.pool.block_size) <= self.pool.num_free
+
+    def check_prefill_first(
+        self, step: ScheduledStep, ran_before: set[Request], decoding: set[Request], could_start: bool
+    ) -> None:
+        """Prompts or decodes, and decodes only where no prompt can run."""
+        chosen = {item.request for item in step.requests}
+        prompts = {request for request in self.scheduler.running if request not in decoding}
+        if chosen & decoding:
+            assert chosen <= decoding, "a decode ran beside a prompt"
+            assert not prompts, "decodes ran before a prompt under way"
+            assert not could_start or ran_before - decoding, "decodes ran before a prompt that could start"
+        elif chosen - ran_before:
+            assert prompts <= chosen, "a prompt started before one who was under way"
 
     def check_between_steps(self) -> None:
         self.check_books()

@@ -112,6 +112,80 @@ def test_a_one_token_prefill_is_not_a_decode() -> None:
     assert [step.is_uniform_decode for step in single.run()] == [False, True]
 
 
+# --- prompts first, the older way -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("chunked", "threshold", "steps"),
+    [
+        pytest.param(True, 0, [{"b": (0, 8)}, {"b": (8, 4)}, {"a": (3, 1), "b": (12, 1)}], id="chunks of the budget"),
+        pytest.param(True, 6, [{"b": (0, 6)}, {"b": (6, 6)}, {"a": (3, 1), "b": (12, 1)}], id="chunks below it"),
+    ],
+)
+def test_prefill_first_lets_decodes_wait_until_no_prompt_can_run(
+    chunked: bool, threshold: int, steps: list[dict[str, tuple[int, int]]]
+) -> None:
+    engine = FakeEngine(budget=8, threshold=threshold, chunked=chunked, prefill_first=True)
+    a = engine.add(text(3), name="a", max_tokens=4)
+    engine.step()
+    b = engine.add(text(12, 1), name="b", max_tokens=2)
+    assert [shares(engine.step()) for _ in steps] == steps
+    engine.run()
+    engine.check_output(a)
+    engine.check_output(b)
+
+
+def test_prefill_first_runs_whole_prompts_up_to_the_budget_and_decodes_after_the_last() -> None:
+    engine = FakeEngine(budget=8, chunked=False, prefill_first=True)
+    engine.add(text(3), name="a", max_tokens=4)
+    engine.step()
+    for i, name in enumerate("bcd"):
+        engine.add(text(4, i + 1), name=name, max_tokens=2)
+    assert shares(engine.step()) == {"b": (0, 4), "c": (0, 4)}
+    assert shares(engine.step()) == {"d": (0, 4)}, "room for a's decode is left, and it waits"
+    assert set(shares(engine.step())) == set("abcd")
+    engine.run()
+
+
+def test_prefill_first_decodes_when_the_prompt_that_waits_has_no_blocks() -> None:
+    engine = FakeEngine(usable=6, prefill_first=True)
+    engine.add(text(12), name="a", max_tokens=3)
+    engine.add(text(16, 1), name="large", max_tokens=1)
+    assert [list(shares(engine.step())) for _ in range(4)] == [["a"], ["a"], ["a"], ["large"]]
+
+
+def test_prefill_first_keeps_turns_among_prompts_and_among_decodes() -> None:
+    """Two prompts in chunks take turns; so do three decodes under a budget of two, as if no prompt had come between."""
+    engine = FakeEngine(budget=8, prefill_first=True)
+    for i, name in enumerate("abc"):
+        engine.add([i + 1], name=name, max_tokens=9)
+    engine.step()
+    engine.set_budget(2)
+    assert list(shares(engine.step())) == ["a", "b"]
+    for i, name in enumerate("de"):
+        engine.add(text(4, i), name=name, max_tokens=1)
+    assert [list(shares(engine.step())) for _ in range(4)] == [["d"], ["d"], ["e"], ["e"]]
+    assert [list(shares(engine.step())) for _ in range(2)] == [["c", "a"], ["b", "c"]]
+    engine.run()
+
+
+def test_both_ways_of_scheduling_give_the_same_text_in_another_order() -> None:
+    def serve(prefill_first: bool) -> tuple[list[list[int]], list[dict[str, tuple[int, int]]], int]:
+        engine = FakeEngine(usable=14, budget=8, prefill_first=prefill_first)
+        requests = []
+        for i in range(5):
+            requests.append(engine.add([*text(6), *text(3 + 2 * i, i)], max_tokens=10, seed=i))
+            engine.step()
+        engine.run()
+        for request in requests:
+            engine.check_output(request)
+        out = [request.output_token_ids for request in requests]
+        return out, [shares(step) for step in engine.steps], sum(r.num_preemptions for r in requests)
+
+    (unified, steps, preempted), (older, other_steps, older_preempted) = serve(False), serve(True)
+    assert unified == older and steps != other_steps and preempted and older_preempted
+
+
 # --- preemption ------------------------------------------------------------------------------------------------------
 
 

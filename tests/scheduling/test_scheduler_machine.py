@@ -50,6 +50,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         threshold=st.one_of(st.just(0), st.integers(1, 64)),
         chunked=st.booleans(),
         caching=st.booleans(),
+        prefill_first=st.booleans(),
         weak=st.sampled_from([False, False, True]),
     )
     def start(self, weak: bool, **limits: int) -> None:
@@ -114,6 +115,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(budget=BUDGETS)
     def reconfigure_budget(self, budget: int) -> None:
         self.engine.set_budget(budget)
+
+    @busy
+    @rule(value=st.booleans())
+    def reconfigure_prefill_first(self, value: bool) -> None:
+        self.engine.set_prefill_first(value)
 
     def teardown(self) -> None:
         if not hasattr(self, "engine"):
