@@ -172,6 +172,7 @@ def _layout(runs: Sequence[RunPoints], pinned: Sequence[RunPoints], log: bool) -
     first = max(runs[0].number if runs else 1, last - SLOTS_IN_VIEW + 1)
     # At least three slots wide: a first run alone should not be blown up to the whole width.
     span = [first - 0.6, max(last, first + 2) + 0.6]
+    split = 0.75 if len(pinned) < 3 else 0.6  # four pins need the room of four slots
     layout: dict[str, Any] = {
         "height": HEIGHT,
         "autosize": True,
@@ -182,7 +183,7 @@ def _layout(runs: Sequence[RunPoints], pinned: Sequence[RunPoints], log: bool) -
         "template": "none",
         "hovermode": "closest",
         "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": {"size": 11}},
-        "xaxis": _x_axis([r.number for r in runs], runs, span, [0, 0.66 if pinned else 1]),
+        "xaxis": _x_axis([r.number for r in runs], runs, span, [0, split - 0.09 if pinned else 1]),
         "yaxis": _y_axis(_in_view(runs), log, "x") | {"title": {"text": "step time, ms", "standoff": 8}},
         # Hidden instead of left out: a page keeps a note that is merely no longer mentioned.
         "annotations": [_note("No run yet. Press Run.", visible=not runs)],
@@ -191,8 +192,8 @@ def _layout(runs: Sequence[RunPoints], pinned: Sequence[RunPoints], log: bool) -
     layout["xaxis2"] = layout["yaxis2"] = {"visible": False}
     if pinned:
         span = [-0.6, max(1, len(pinned) - 1) + 0.6]
-        layout["xaxis2"] = _x_axis(range(len(pinned)), pinned, span, [0.75, 1]) | {"anchor": "y2", "visible": True}
-        layout["xaxis2"]["ticktext"] = [f"pin {'AB'[i : i + 1]}:<br>{run.tick}" for i, run in enumerate(pinned)]
+        layout["xaxis2"] = _x_axis(range(len(pinned)), pinned, span, [split, 1]) | {"anchor": "y2", "visible": True}
+        layout["xaxis2"]["ticktext"] = [f"pin {'ABCD'[i : i + 1]}:<br>{run.tick}" for i, run in enumerate(pinned)]
         layout["yaxis2"] = _y_axis(pinned, log, "x2") | {"visible": True}
     return layout
 

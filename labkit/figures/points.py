@@ -1,7 +1,7 @@
 """Names in a figure: which trace shows which numbers of which run, so that a check can find them. Draws nothing.
 
-`meta` of a trace is [what, run, plot] or, from `drawn`, [what, run, plot, {axis: key}]. The keys name entries of the
-run's row or of its data.
+`meta` of a trace is [key, run, plot], whose y is what the run has under that key, or, from `drawn`, [name, run, plot,
+{axis: key}]. The keys name entries of the run's row or of its data. Run 0 is none: labels and guides.
 """
 
 from __future__ import annotations
@@ -55,9 +55,11 @@ def runs_drawn(traces: Iterable[Any]) -> set[int]:
 
 def _named(trace: Any) -> Iterator[tuple[list[int], str, str]]:
     meta = trace.meta
-    if isinstance(meta, (list, tuple)) and len(meta) == 4 and isinstance(meta[3], Mapping):
-        numbers = [meta[1]] if isinstance(meta[1], int) else list(meta[1])
-        yield from ((numbers, axis, key) for axis, key in meta[3].items())
+    if not isinstance(meta, (list, tuple)) or len(meta) not in (3, 4) or meta[1] == 0:
+        return
+    axes = meta[3] if len(meta) == 4 else {"y": meta[0]}
+    numbers = [meta[1]] if isinstance(meta[1], int) else list(meta[1])
+    yield from ((numbers, axis, key) for axis, key in axes.items())
 
 
 def _as_list(values: Any) -> list[Any]:

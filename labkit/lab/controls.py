@@ -14,6 +14,7 @@ import ipywidgets as widgets
 
 from labkit.graphs.sizes import pad_to
 from labkit.lab import ui
+from labkit.lab.form import relabel, source_buttons
 from labkit.lab.live import LiveSource
 from labkit.lab.recorded import RecordedSource
 from labkit.lab.settings import AUTO, Settings, parse_sizes, read_choice, show_sizes
@@ -49,10 +50,7 @@ class Controls:
         self._moved: list[str] = []
         self._last_source: Source | None = None
         self._before_eager = ("", "")
-        self.source = widgets.ToggleButtons(
-            options=[(f"{s.kind} · {s.label}", i) for i, s in enumerate(self._sources)] or [("nothing to run", 0)],
-            value=0, style={"button_width": "auto"},
-        )  # fmt: skip
+        self.source = source_buttons(self._sources)
         self.model = ui.dropdown("Model", [("-", "-")])
         self.backend = ui.dropdown("Backend", [("-", "-")])
         self.compile = ui.dropdown("Compile", [("-", "-")])
@@ -78,6 +76,26 @@ class Controls:
     def current(self) -> Source | None:
         """The source that is picked."""
         return self._sources[self.source.value] if self._sources else None
+
+    @property
+    def widgets(self) -> list[Any]:
+        """What stands above the buttons; the prompt has its place beside the text."""
+        return [
+            self.model, self.backend, self.compile, self.mode, self.eager, self.sizes, self.batch.widget,
+            self.context.widget,
+        ]  # fmt: skip
+
+    def add(self, source: Source) -> None:
+        """Offer one more source, and pick it."""
+        self._sources.append(source)
+        with self.quietly():
+            relabel(self.source, self._sources)
+            self.source.value = len(self._sources) - 1
+        self.refill()
+
+    def cost(self, settings: Settings) -> str:
+        """What Run will take, as a sentence."""
+        return self.current.cost(settings) if self.current is not None else ""
 
     def all(self) -> list[Any]:
         """Every control, to switch off and on."""
@@ -151,6 +169,7 @@ class Controls:
         self._moved = []
         ranges = ((self.batch, source.batches(where)), (self.context, source.contexts(where)))
         for (control, allowed), value in zip(ranges, wanted, strict=True):
+            control.points = allowed.points
             control.set_range(allowed.low, allowed.high, allowed.step)
             control.set_quietly(allowed.nearest(value))
             if control.value != value and not fresh:
@@ -233,6 +252,9 @@ class Controls:
         if isinstance(source, LiveSource) and not source.device and mode != "NONE":
             yield "On a CPU the graph is emulated: same discipline, nothing saved, and a little may be lost."
         if isinstance(source, RecordedSource):
+            unfit = source.unfit(settings)
+            if unfit:
+                yield f"<b>This step could not be recorded: {ui.escape(unfit)}</b>"
             yield from source.absent(settings)
         refused = source.refused(settings.model)
         if refused:
@@ -243,7 +265,7 @@ class Controls:
 
     # --- callbacks -------------------------------------------------------------------------------------------------
 
-    def _observe(self, control: widgets.Widget, react: Callable[[], None]) -> None:
+    def _observe(self, control: Any, react: Callable[[], None]) -> None:
         control.observe(lambda change: None if self._quiet else react(), names="value")
 
     @contextlib.contextmanager

@@ -75,6 +75,10 @@ class Form:
             raise ConfigError(f"control {name!r}", "there is none of that name here", did_you_mean(name, self._fields))
         return self._fields[name]
 
+    def labels(self) -> dict[str, str]:
+        """What a reader sees for each name."""
+        return {name: field.control.label for name, field in self._fields.items()}
+
     def set(self, values: Mapping[str, Any]) -> None:
         """Move controls one after the other, as hands would. "source" takes a kind, a label or a position.
 

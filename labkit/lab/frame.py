@@ -12,56 +12,21 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import ipywidgets as widgets
 import plotly.graph_objects as go
 
 from labkit.errors import LabkitError
 from labkit.lab import keeping, panel_html, ui
+from labkit.lab.face import AnyForm, Face, StageLine, stopping
 from labkit.lab.gate import Gate, GateBox
 from labkit.lab.panel_html import LETTERS
-from labkit.lab.runs import Stopped
+from labkit.lab.runs import AnyRun, Stopped
 from labkit.lab.worker import Job, Worker, shared_worker, strict
-from labkit.measure.provenance import Provenance
 
 #: Seconds between two redraws while something comes in.
 REFRESH_S = 0.2
-#: From this many seconds on a stage says how long it still takes.
-TELL_AFTER_S = 3.0
-#: First words of stages that cannot be broken off.
-UNSTOPPABLE = ("loading", "reconfiguring", "profiling", "compiling", "capturing")
-
-
-class AnyRun(Protocol):
-    """What the frame asks of a run."""
-
-    @property
-    def number(self) -> int: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def provenance(self) -> Provenance: ...
-    @property
-    def stopped(self) -> bool: ...
-    @property
-    def earlier(self) -> bool: ...
-
-
-class AnyForm(Protocol):
-    """What the frame asks of the controls."""
-
-    source: Any
-
-    @property
-    def current(self) -> Any: ...
-    @property
-    def widgets(self) -> Sequence[widgets.Widget]: ...
-    def all(self) -> list[Any]: ...
-    def settings(self) -> Any: ...
-    def refill(self, defaults: bool = False) -> None: ...
-    def explain(self, settings: Any) -> Iterator[str]: ...
-    def cost(self, settings: Any) -> str: ...
 
 
 R = TypeVar("R", bound=AnyRun)
@@ -96,18 +61,16 @@ class Frame(Generic[R]):
         gate: Gate | None = None,
         autosave: bool | None = None,
     ) -> None:
-        keeping.kept_file(name)  # an unusable name is an error here, not at the first Save
         self.name, self.title, self.form = name, title, form
         self.worker = worker or shared_worker()
         self.runs: list[R] = []
         self.pinned: list[R] = []
-        self.autosave = not strict() if autosave is None else autosave
+        self.kept = keeping.Kept(name, on=not strict() if autosave is None else autosave)
         self._absent, self._refresh_s = tuple(absent), refresh_s
-        self._stored: list[Mapping[str, Any]] = [*keeping.kept(name)] if self.autosave else []
         self._job: Job | None = None
         self._quiet = False
-        self._stage = ""
-        self._stage_began = self._drawn_at = 0.0
+        self._is_busy = False  # as it is shown: the job ends a moment later
+        self._drawn_at = 0.0
         self._moved: list[str] = []
         self.gate = GateBox(gate, self._gate_changed) if gate is not None else None
         self._build(redraw)
@@ -165,6 +128,14 @@ class Frame(Generic[R]):
     def _restore(self, data: Mapping[str, Any], number: int) -> R:
         """A stored run, marked as earlier. Any error means that it is of another version, and is left out."""
         raise NotImplementedError
+
+    def _drawn(self, run: R) -> Mapping[str, Any]:
+        """What the chart may show of a run beside its row, by key."""
+        return {}
+
+    def _at_end(self) -> list[widgets.Widget]:
+        """Widgets below everything."""
+        return []
 
     def _left_end(self) -> list[widgets.Widget]:
         """Widgets under the buttons."""
@@ -243,7 +214,7 @@ class Frame(Generic[R]):
                     "Run", self._nothing_here(), "Install torch for LIVE, or a labkit that ships recordings."
                 )
             settings = self.form.settings()
-            self.error.value = self.files.value = ""
+            self.error.value = self.face.files.value = ""
             self._set_busy(True, "waiting for the device")
             self._job = self.worker.submit(
                 functools.partial(self._work, source=source, settings=settings),
@@ -258,7 +229,7 @@ class Frame(Generic[R]):
         """End the run after the step that is under way; what was measured is kept."""
         if self._job is not None and self.busy:
             self._job.cancel()
-            self._say(f"{stopping(self._stage)}.")
+            self._say(f"{stopping(self._line.name)}.")
 
     def pin(self, number: int | None = None) -> None:
         """Keep a run for comparison beside others; one more than four replaces the oldest.
@@ -289,10 +260,9 @@ class Frame(Generic[R]):
         """Forget all runs and pins and put the controls back; Resume brings the runs back."""
         with self._guarded("Reset"):
             self._not_busy("Reset")
-            if self.autosave:
-                self._stored = [*self._stored, *self._stored_runs()]
+            self.kept.remember(self._stored_runs())
             self.runs, self.pinned = [], []
-            self.error.value = self.files.value = ""
+            self.error.value = self.face.files.value = ""
             self._quiet = True
             try:
                 self._drop_rest()
@@ -313,24 +283,15 @@ class Frame(Generic[R]):
         """Bring back the runs of an earlier kernel, or from before Reset, as they were measured."""
         with self._guarded("Resume"):
             self._not_busy("Resume")
-            stored: Sequence[Mapping[str, Any]] = self._stored or keeping.kept(self.name)
-            found: list[R] = []
-            for data in stored:
-                with contextlib.suppress(Exception):  # of another version of the panel: not an error of the learner's
-                    found.append(self._restore(data, self._next_number() + len(found)))
-            if not found:
-                raise LabkitError("Resume", "no run of this panel is stored that can be read", "Press Run.")
             before = self.runs
+            found, left = self.kept.bring_back(self._restore, self._next_number())
             try:
                 self.runs = [*before, *found]
                 self._chart()
             except Exception:
                 self.runs = before
                 raise LabkitError("Resume", "the stored runs are of another version", "Press Run.") from None
-            finally:
-                self._stored = []
             self._redraw()
-            left = len(stored) - len(found)
             also = f" {left} of another version could not be read." if left else ""
             self._say(f"{len(found)} earlier run{'s' if len(found) > 1 else ''} brought back, as measured then.{also}")
 
@@ -364,7 +325,7 @@ class Frame(Generic[R]):
             raise
         else:
             done = self._done(run)
-            self._autosave()
+            self.kept.store(self._stored_runs())
         finally:
             self._ended(done)
 
@@ -376,7 +337,7 @@ class Frame(Generic[R]):
 
     def _ended(self, said: str) -> None:
         """Show what there is before the buttons come back: whoever sees them sees the run."""
-        self._stage = ""
+        self._line.name = ""
         try:
             self._redraw()
         finally:
@@ -384,27 +345,6 @@ class Frame(Generic[R]):
 
     def _dropped(self) -> None:
         self._ended("Stopped before it began; nothing was added.")
-
-    def _on_stage(self, text: str, done: int, total: int) -> None:
-        """Progress in words and as a bar; a new stage shows at once, its ticks only a few times a second."""
-        name = text.split(" ")[0].rstrip(":")
-        if name != self._stage:
-            self._stage_began = time.monotonic()
-        elif done < total and not self._due():
-            return
-        self._stage = name
-        self.progress.max, self.progress.value = max(total, 1), done
-        self.progress.bar_style = "info" if total else ""
-        if self._stopping_now():
-            self._say(f"{stopping(name)}. Now: {ui.escape(text)}.")
-        else:
-            counted = f", {done} of {total}" if total > 1 and " of " not in text else ""
-            self._say(f"Busy: {ui.escape(text)}{counted}{self._left(done, total)}")
-
-    def _left(self, done: int, total: int) -> str:
-        """How long the stage still takes, by how long it took so far."""
-        gone = time.monotonic() - self._stage_began
-        return f", about {gone / done * (total - done):.0f} s left" if gone > TELL_AFTER_S and 0 < done < total else ""
 
     def _stopping_now(self) -> bool:
         return self._job is not None and self._job.should_stop()
@@ -416,6 +356,9 @@ class Frame(Generic[R]):
     def _show_coming(self, coming: Sequence[Any]) -> None:
         """Draw what there is so far."""
         self.view.show(self._chart(coming))
+        self._touched()
+
+    def _touched(self) -> None:
         self._drawn_at = time.monotonic()
 
     def _failed(self, error: BaseException) -> None:
@@ -425,8 +368,7 @@ class Frame(Generic[R]):
 
     def _source_changed(self) -> None:
         if self.current is None:
-            for control in (*self.form.all(), *self._buttons()):
-                control.disabled = True
+            self.face.all_off()
             self.status.value = ui.block(ui.escape(self._nothing_here()))
             self._redraw()
             return
@@ -464,13 +406,9 @@ class Frame(Generic[R]):
 
     def _mark_stale(self) -> None:
         """Chart and sentence of other settings say so, in words and by how they look."""
-        stale = self.stale and not self.busy
         number = self.runs[-1].number if self.runs else 0
-        self.stale_mark.value = ui.block(
-            f"<span>▲ Settings changed: this is still run {number}. Press Run.</span>" if stale else "", "lk-stale-mark"
-        )
-        for widget in (self.view.widget, self.said):
-            (widget.add_class if stale else widget.remove_class)("lk-stale")
+        stale = self.stale and not self._is_busy
+        self.face.mark(f"Settings changed: this is still run {number}. Press Run." if stale else "")
 
     def _gate_changed(self) -> None:
         self._set_busy(self.busy, self._idle_text())
@@ -482,32 +420,23 @@ class Frame(Generic[R]):
         if self.busy:
             raise LabkitError(doing, "the panel is still busy", "Press Stop, or wait for the run to end.")
 
-    def _buttons(self) -> list[widgets.Button]:
-        return [self.run_button, self.stop_button, self.pin_button, self.reset_button]
+    @property
+    def _may_run(self) -> bool:
+        return self.current is not None and (self.gate is None or self.gate.open)
 
     def _set_busy(self, busy: bool, text: str) -> None:
-        for control in self.form.all():
-            control.disabled = busy
-        self.run_button.disabled = busy or (self.gate is not None and not self.gate.open)
-        self.reset_button.disabled = self.resume_button.disabled = busy
-        self.stop_button.disabled = not busy
-        self._enable(busy)
-        self.progress.layout.visibility = "visible" if busy else "hidden"
-        self.progress.value = 0
+        self._is_busy = busy
+        self.face.set_busy(busy, self._may_run)
+        self._enable()
         self._mark_stale()
         self._say(f"Busy: {text}." if busy else text)
 
-    def _enable(self, busy: bool) -> None:
-        """Buttons that need a run, or a file, to do something."""
-        self.pin_button.disabled = busy or not self.runs
-        self.unpin_button.layout.display = None if self.pinned else "none"
-        self.resume_button.layout.display = None if self._stored and self.current is not None else "none"
-        for button in self.save_buttons:
-            button.disabled = not self.runs
-        self.table_button.disabled = not self.runs
+    def _enable(self) -> None:
+        stored = bool(self.kept.before) and self.current is not None
+        self.face.enable(busy=self._is_busy, runs=bool(self.runs), pins=bool(self.pinned), stored=stored)
 
     def _say(self, text: str, kind: str = "") -> None:
-        self.status.value = ui.block(f'<span role="status">{ui.badge(kind) + " " if kind else ""}{text}</span>')
+        self.face.say(text, kind)
 
     # --- drawing ---------------------------------------------------------------------------------------------------
 
@@ -521,9 +450,12 @@ class Frame(Generic[R]):
         self.said.value = self._said(self.runs[-1], self.changed) if self.runs else first
         self._mark_stale()
         if self.current is not None:
-            self._enable(self.busy and not self.stop_button.disabled)
+            self._enable()
             with contextlib.suppress(LabkitError):  # what does not parse has its card already
                 self._explain(self.form.settings())
+
+    def _since(self, changed: str) -> str:
+        return f"Compared with run {self.runs[-2].number}: {changed}" if changed and len(self.runs) > 1 else ""
 
     def _pins(self) -> str:
         cards = [self._pin_card(LETTERS[i], run) for i, run in enumerate(self.pinned)]
@@ -558,96 +490,44 @@ class Frame(Generic[R]):
             path = keeping.write(keeping.free_name(self.name, end), data)
             self.error.value = ""
             offer = keeping.link(path.name, data)
-            self.files.value = ui.block(
+            self.face.files.value = ui.block(
                 f"<p>Saved as <b>{ui.escape(path.name)}</b> in this notebook's folder. {offer}</p>", "lk-small"
             )
 
     def _stored_runs(self) -> list[Mapping[str, Any]]:
         return [self._store(run) for run in self.runs]
 
-    def _autosave(self) -> None:
-        """Keep the runs for a kernel that comes later. What cannot be stored is no reason to lose a run on the page."""
-        if self.autosave:
-            with contextlib.suppress(LabkitError, OSError):
-                keeping.keep(self.name, [*self._stored, *self._stored_runs()])
-
     # --- building --------------------------------------------------------------------------------------------------
 
     def _build(self, redraw: bool | None) -> None:
-        self.run_button = ui.button("Run", self.run_hint, "primary")
-        self.stop_button = ui.button(
-            "Stop", "End the run after the step under way; loading, compiling and capturing end first"
-        )
-        self.pin_button = ui.button("Pin", f"Keep the newest run for comparison ({len(LETTERS)} at most)")
-        self.reset_button = ui.button("Reset", "Forget all runs and put the controls back")
-        self.unpin_button = ui.button("Unpin all", "Take the pins away; the runs stay", width="auto")
-        self.resume_button = ui.button("Resume", "Bring back the runs from before the kernel started", width="auto")
-        self.save_buttons = [
-            ui.button(end[1:].upper(), f"Save as a {end[1:].upper()} file in this notebook's folder", width="60px")
-            for end in keeping.ENDINGS
-        ]
-        self.table_button = widgets.ToggleButton(
-            value=True, description="Data table", tooltip="Show or hide the table of all runs",
-            layout=widgets.Layout(width="auto"),
-        )  # fmt: skip
-        self.progress = widgets.IntProgress(
-            value=0, min=0, max=1, layout=widgets.Layout(width="auto", height="10px", visibility="hidden")
-        )
-        self.status, self.hint, self.cost, self.error = (ui.area() for _ in range(4))
-        self.said, self.pins, self.table_area, self.files = (ui.area() for _ in range(4))
-        self.stale_mark = ui.area()
-        self.stop_button.disabled = self.pin_button.disabled = True
         under = self._under_chart()
         self.view = ui.FigureView(self._chart(), redraw=redraw)
-        head = f"<h3>{ui.escape(self.title)}</h3>" if self.title else ""
-        head += "".join(f'<span class="lk-quiet lk-small">{ui.escape(line)}</span>' for line in self._absent)
-        left = ui.stack(
-            [
-                *self.form.widgets, self.hint, self.cost, ui.row(self._buttons(), width="auto"), self.progress,
-                self.status, self.error, *self._left_end(),
-            ],
-            flex="1 1 310px", max_width="100%", min_width="0", width="auto",
+        question = self.gate.widget if self.gate is not None else None
+        self.face = face = Face(
+            self.title, self._absent, self.run_hint, self.form, self.view, question, self._left_end(), under,
+            self._at_end(),
         )  # fmt: skip
-        right = ui.stack(
-            [self.stale_mark, self.view.widget, *under, self.said],
-            flex="2.2 1 500px", max_width="100%", min_width="0", width="auto",
+        self.widget = face.widget
+        self._line = StageLine(face, self._due, self._stopping_now)
+        self.run_button, self.stop_button, self.pin_button, self.reset_button = (
+            face.run, face.stop, face.pin, face.reset,
         )  # fmt: skip
-        files = ui.row(
-            [self.table_button, self.unpin_button, self.resume_button, widgets.Label("Save"), *self.save_buttons],
-            align_items="center", width="100%",
+        self.status, self.hint, self.cost, self.error, self.said = (
+            face.status, face.hint, face.cost, face.error, face.said,
         )  # fmt: skip
-        self.widget = ui.root(
-            [
-                ui.area(ui.block(f'<div class="lk-head">{head}</div>')),
-                ui.row([widgets.Label("Source"), self.form.source], align_items="center"),
-                *([self.gate.widget] if self.gate is not None else []),
-                ui.row([left, right], width="100%", align_items="flex-start", grid_gap="8px 18px"),
-                self.pins,
-                files,
-                self.files,
-                self.table_area,
-            ]
-        )
-        self._enable(False)
-        self._wire()
-
-    def _wire(self) -> None:
-        self.run_button.on_click(lambda _: self.run())
-        self.stop_button.on_click(lambda _: self.stop())
-        self.pin_button.on_click(lambda _: self.pin())
-        self.unpin_button.on_click(lambda _: self.unpin())
-        self.reset_button.on_click(lambda _: self.reset())
-        self.resume_button.on_click(lambda _: self.resume())
-        for button, end in zip(self.save_buttons, keeping.ENDINGS, strict=True):
+        self.pins, self.table_area, self.stale_mark = face.pins, face.table, face.stale
+        face.set_busy(False, self._may_run)
+        self._enable()
+        for button, act in (
+            (face.run, self.run), (face.stop, self.stop), (face.pin, self.pin), (face.unpin, self.unpin),
+            (face.reset, self.reset), (face.resume, self.resume),
+        ):  # fmt: skip
+            button.on_click(functools.partial(lambda act, _: act(), act))
+        for button, end in zip(face.saves, keeping.ENDINGS, strict=True):
             button.on_click(functools.partial(lambda end, _: self._save_pressed(end), end))
-        self.table_button.observe(self._table_toggled, names="value")
         if self.gate is not None:
             self.gate.commit_button.on_click(lambda _: self.predict())
             self.gate.skip_button.on_click(lambda _: self.skip())
-            self.run_button.disabled = True
-
-    def _table_toggled(self, change: Any) -> None:
-        self.table_area.layout.display = None if change["new"] else "none"
 
     @contextlib.contextmanager
     def _guarded(self, doing: str) -> Iterator[None]:
@@ -658,10 +538,3 @@ class Frame(Generic[R]):
             if strict():
                 raise
             self.error.value = ui.error_card(error, doing)
-
-
-def stopping(stage: str) -> str:
-    """What Stop does now: a step is short, and getting ready cannot be broken off."""
-    if stage in UNSTOPPABLE:
-        return f"Stopping once the engine is ready: {stage} cannot be broken off, and what it makes is kept"
-    return "Stopping after this step" if stage else "Stopping before it begins"

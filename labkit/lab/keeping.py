@@ -6,6 +6,7 @@ Every file says where its numbers come from. What is kept for a new kernel lies 
 from __future__ import annotations
 
 import base64
+import contextlib
 import csv
 import dataclasses
 import enum
@@ -13,7 +14,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +182,42 @@ def kept(panel: str) -> list[dict[str, Any]]:
     if not isinstance(data, dict) or data.get("schema") != SCHEMA or not isinstance(data.get("runs"), list):
         return []
     return [run for run in data["runs"] if isinstance(run, dict)]
+
+
+class Kept:
+    """Runs of earlier kernels, and of before a Reset, until they are brought back. `on` says whether files are used."""
+
+    def __init__(self, panel: str, on: bool) -> None:
+        kept_file(panel)  # an unusable name is an error here, not at the first Save
+        self.panel, self.on = panel, on
+        self.before: list[Mapping[str, Any]] = [*kept(panel)] if on else []
+
+    def store(self, runs: Sequence[Mapping[str, Any]]) -> None:
+        """Keep these behind the earlier ones. What cannot be stored is no reason to lose a run on the page."""
+        if self.on:
+            with contextlib.suppress(LabkitError, OSError):
+                keep(self.panel, [*self.before, *runs])
+
+    def remember(self, runs: Sequence[Mapping[str, Any]]) -> None:
+        """The panel forgets these: they count as earlier from now on."""
+        if self.on:
+            self.before = [*self.before, *runs][-MOST_RUNS:]
+
+    def bring_back(self, restore: Callable[[Mapping[str, Any], int], Any], number: int) -> tuple[list[Any], int]:
+        """The earlier runs by `restore(data, number)`, and how many could not be read: of another version, or damaged.
+
+        Raises:
+            LabkitError: none can be had.
+        """
+        stored = self.before or kept(self.panel)
+        found: list[Any] = []
+        for data in stored:
+            with contextlib.suppress(Exception):
+                found.append(restore(data, number + len(found)))
+        if not found:
+            raise LabkitError("Resume", "no run of this panel is stored that can be read", "Press Run.")
+        self.before = []
+        return found, len(stored) - len(found)
 
 
 def _is_list(value: Any) -> bool:

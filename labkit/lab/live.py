@@ -25,6 +25,7 @@ from labkit.lab.engine_room import CPU_LIMITS, GPU_LIMITS, TEXT_TOKENS, EngineRo
 from labkit.lab.ledger import Ledger
 from labkit.lab.machine import backend_answers, gpu_name, has_default_model, shape_of
 from labkit.lab.recorded import first_compiles
+from labkit.lab.runs import Stopped
 from labkit.lab.settings import AUTO, COMPILES, MODES, Range, Run, Settings
 from labkit.measure import launches
 from labkit.measure.launches import LaunchCount
@@ -47,10 +48,6 @@ class Events:
     stage: Callable[[str, int, int], None] = lambda text, done, total: None
     step: Callable[[list[StepReport]], None] = lambda reports: None
     text: Callable[[str], None] = lambda so_far: None
-
-
-class Stopped(Exception):
-    """Stop was pressed before anything could be measured."""
 
 
 class LiveSource:

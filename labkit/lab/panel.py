@@ -6,7 +6,6 @@ from Run to Resume, is here and in `frame.py`. CONTRIBUTING.md, "Adding a chapte
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ from labkit.lab.fields import Choice, Control, Number, Text, Toggle
 from labkit.lab.form import Form
 from labkit.lab.frame import Frame
 from labkit.lab.gate import Gate
-from labkit.lab.pins import Side, compare
+from labkit.lab.pins import Side, compare, since
 from labkit.lab.runs import Context, Outcome, Run, Source, Stopped, simulated
 from labkit.lab.worker import Job, Worker
 from labkit.measure.provenance import Kind, Provenance
@@ -43,7 +42,8 @@ class Panel(Frame[Run]):
         figure: `figure(runs, pinned) -> go.Figure`, from nothing at first; the last of `runs` may be one that is not
             `finished`. Traces that show numbers of a run have `meta=drawn(run.number, y="key")`.
         columns: (key of `Outcome.values`, heading). Numbers are set to the right by themselves.
-        changed: `changed(new, old) -> str`, why a run differs from the one before, or "".
+        changed: `changed(new, old) -> str`, why a run differs from the one before, or "". What was set otherwise, and
+            the ratio of the two where there is one, is said by the panel.
         gate: a question before the first run.
         absent: sentences on sources that are not there ("No LIVE source: torch is not installed.").
         first_words: what stands where the sentence about a run will be.
@@ -115,8 +115,7 @@ class Panel(Frame[Run]):
                 coming = Outcome(data, {}, "", None)
                 self._show_coming([Run(number, source.kind, source.label, settings, coming, finished=False)])
 
-        self._stage_began = time.monotonic()
-        outcome = source.run(settings, Context(job.should_stop, self._on_stage, partial))
+        outcome = source.run(settings, Context(job.should_stop, self._line.show, partial))
         made = outcome.provenance
         if made is None or str(made.kind) != source.kind:
             said = "no origin" if made is None else f"an origin that says {made.kind}"
@@ -133,16 +132,28 @@ class Panel(Frame[Run]):
         return run.summary
 
     def _said(self, run: Run, changed: str) -> str:
-        old = f"Compared with run {self.runs[-2].number}: {changed}" if changed and len(self.runs) > 1 else ""
         early = "Stopped early: the numbers are of what ran." if run.stopped else ""
         before = "Brought back: this was measured before." if run.earlier else ""
-        return panel_html.said_html(run.kind, run.provenance, run.summary, [old, *run.notes, early, before])
+        return panel_html.said_html(
+            run.kind, run.provenance, run.summary, [self._since(changed), *run.notes, early, before]
+        )
 
     def _why(self, new: Run, old: Run) -> str:
-        return self._changed_by(new, old) if self._changed_by is not None else ""
+        labels = self._form.labels()
+        moved = [
+            f"{labels.get(name, name)} {panel_html.short(old.settings[name])} → {panel_html.short(value)}"
+            for name, value in new.settings.items()
+            if name in old.settings and keeping.plain(old.settings[name]) != keeping.plain(value)
+        ]
+        said = since(", ".join(moved), *(self._side(run, f"run {run.number}") for run in (old, new)))
+        why = self._changed_by(new, old) if self._changed_by is not None else ""
+        return " ".join(filter(None, (said, why)))
 
     def _row(self, run: Run) -> dict[str, Any]:
         return {"run": run.number, "kind": run.kind, "source": run.source, **run.values}
+
+    def _drawn(self, run: Run) -> Mapping[str, Any]:
+        return run.data if isinstance(run.data, Mapping) else {}
 
     def _table(self) -> str:
         return panel_html.table_html(self.runs, self._columns)
@@ -151,11 +162,11 @@ class Panel(Frame[Run]):
         return panel_html.pin_card(letter, run, self._columns)
 
     def _compare(self, first: Run, other: Run, letters: str) -> str:
-        sides = [
-            Side(letter, run.number, run.provenance, run.outcome.measurement, run.outcome.quantity)
-            for letter, run in zip(letters, (first, other), strict=True)
-        ]
-        return compare(*sides)
+        return compare(*(self._side(run, letter) for run, letter in zip((first, other), letters, strict=True)))
+
+    @staticmethod
+    def _side(run: Run, letter: str) -> Side:
+        return Side(letter, run.number, run.provenance, run.outcome.measurement, run.outcome.quantity)
 
     def _settings_of(self, run: Run) -> Any:
         return run.settings
@@ -208,5 +219,4 @@ def figure_equals_data(panel: Any) -> bool:
 
 def panel_values(panel: Any, run: Any) -> dict[str, Any]:
     """Everything that a chart may draw of a run, by key."""
-    data = getattr(run, "data", None)
-    return {**(data if isinstance(data, Mapping) else {}), **panel._row(run)}
+    return {**panel._drawn(run), **panel._row(run)}

@@ -12,7 +12,7 @@ from labkit.measure.stats import NOISE_FLOOR, Measurement, ratio
 
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """One pinned run. quantity: "" for a time, else what the samples are ("memory")."""
+    """One run. letter: what the sentence calls it. quantity: "" for a time, else what the samples are ("memory")."""
 
     letter: str
     number: int
@@ -22,7 +22,7 @@ class Side:
 
     @property
     def name(self) -> str:
-        return f"{self.letter} (run {self.number})"
+        return self.letter if self.letter.startswith("run ") else f"{self.letter} (run {self.number})"
 
 
 def compare(a: Side, b: Side) -> str:
@@ -54,6 +54,15 @@ def compare(a: Side, b: Side) -> str:
     if found.value >= 1:
         return f"{_times(a, f'{found.value:.2f}', b)}{_between(found.low, found.high)}."
     return f"{_times(b, f'{1 / found.value:.2f}', a)}{_between(1 / found.high, 1 / found.low)}."
+
+
+def since(moved: str, old: Side, new: Side) -> str:
+    """What was set otherwise than in the run before, and how the two stand to each other where a ratio may be taken."""
+    said = compare(old, new)
+    there = "" if said.startswith("No ratio") else said
+    if not moved:
+        return f"Nothing was set otherwise. {there}" if there else ""
+    return f"{moved}: {there[0].lower() + there[1:]}" if there else f"{moved}."
 
 
 def _times(more: Side, times: str, less: Side) -> str:

@@ -12,10 +12,12 @@ from typing import Any
 
 from labkit.config import ATTENTION_BACKENDS, CUDAGraphMode
 from labkit.errors import LabkitError
+from labkit.graphs.sizes import pad_to
 from labkit.lab import sentences
 from labkit.lab.settings import COMPILES, MODES, Range, Run, Settings, show_sizes
+from labkit.measure.library import Entry
 from labkit.measure.provenance import Provenance
-from labkit.measure.recordings import Recording, Row, Setup
+from labkit.measure.recordings import Recording, Refusal, Row, Setup
 
 
 class NotRecorded(LabkitError):
@@ -23,7 +25,10 @@ class NotRecorded(LabkitError):
 
 
 class RecordedSource:
-    """All recordings of one machine behind the panel's controls.
+    """Recordings of one machine behind the panel's controls.
+
+    Args:
+        label: what the source is called; the machine where none is given.
 
     Every method that takes settings looks at model, backend, compile and mode, and at batch, context and sizes where
     it says so.
@@ -31,12 +36,14 @@ class RecordedSource:
 
     kind = "RECORDED"
 
-    def __init__(self, recordings: Sequence[Recording]) -> None:
+    def __init__(self, recordings: Sequence[Recording], label: str = "") -> None:
         self.machine = recordings[0].provenance.device
+        self.label = label or self.machine
         rows: dict[tuple[Any, ...], Row] = {}
         self._made: dict[tuple[Any, ...], Provenance] = {}
         self._setups: dict[tuple[Any, ...], Setup] = {}
         self._refused: dict[tuple[str, str], str] = {}
+        self._unfit: list[Refusal] = []
         newest_first = sorted(recordings, key=lambda rec: rec.provenance.date, reverse=True)
         for rec in newest_first:
             for row in filter(_is_decode, rec.rows):
@@ -44,14 +51,11 @@ class RecordedSource:
                     self._made[row.key] = rec.provenance
             for setup in rec.setups:
                 self._setups.setdefault(setup.key, setup)
+            self._unfit += [one for one in rec.refused if one.batch]
             for one in rec.refused:
-                if not one.requested_mode:
+                if not one.requested_mode and not one.batch:
                     self._refused.setdefault((one.model, one.backend), one.reason)
         self._all = Recording(newest_first[0].provenance, tuple(rows.values()))
-
-    @property
-    def label(self) -> str:
-        return self.machine
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -91,6 +95,22 @@ class RecordedSource:
         found += [f"compile {one}" for one in COMPILES if one not in compiles]
         return [f"Not recorded with these settings: {', '.join(found)}."] if found else []
 
+    def unfit(self, settings: Settings) -> str:
+        """Why the step of these settings could not be recorded, by the engine; "" where it was, or was not tried.
+
+        What was too large for one batch and context is so for every larger one.
+        """
+        size = pad_to(settings.batch, list(settings.sizes or self.default_sizes(settings))) or settings.batch
+        common = {**_where(settings), "context": settings.context}
+        if self._all.values("size", **common, mode=_decode_mode(settings.mode)).count(size):
+            return ""
+        for one in self._unfit:
+            same = (one.model, one.backend, one.compile) == (settings.model, settings.backend, settings.compile)
+            here = same and one.requested_mode in ("", settings.mode)
+            if here and size >= one.batch and settings.context >= one.context:
+                return f"batch {one.batch} at context {one.context} does not fit ({one.reason})."
+        return ""
+
     def contexts(self, settings: Settings) -> Range:
         return _points(self._values("context", settings, mode=_decode_mode(settings.mode)))
 
@@ -126,6 +146,8 @@ class RecordedSource:
         return _decode_mode(settings.mode), []
 
     def cost(self, settings: Settings) -> str:
+        if self.unfit(settings):
+            return "Run will be refused: this step did not fit on the machine. Lower batch or context."
         return f"Run looks up one recorded step of the {self.machine}. Nothing is loaded, compiled or captured."
 
     # --- a run -----------------------------------------------------------------------------------------------------
@@ -137,6 +159,10 @@ class RecordedSource:
             NotRecorded: that very step is not in the recordings.
         """
         self._check(settings)
+        unfit = self.unfit(settings)
+        if unfit:
+            asked = f"batch {settings.batch}, context {settings.context} on the {self.machine}"
+            raise NotRecorded(asked, f"it could not be recorded: {unfit.rstrip('.')}", "Lower batch or context.")
         common = _where(settings) | {"context": settings.context}
         here = f"{settings.model}, {settings.backend}, compile {settings.compile}, context {settings.context}"
         eager = self._all.values("batch", **common, mode="NONE")
@@ -203,6 +229,12 @@ def recorded_sources(recordings: Sequence[Recording]) -> list[RecordedSource]:
     machines = dict.fromkeys(r.provenance.device for r in recordings)
     sources = [RecordedSource([r for r in recordings if r.provenance.device == m]) for m in machines]
     return [s for s in sources if s.rows]
+
+
+def own_sources(entries: Iterable[Entry]) -> list[RecordedSource]:
+    """One source per recording of the user's own, named after its file: nothing is merged with what ships."""
+    found = [RecordedSource([one.recording], f"{one.provenance.device} · yours: {one.name}") for one in entries]
+    return [source for source in found if source.rows]
 
 
 def first_compiles(recordings: Iterable[Recording], machine: str) -> dict[str, float]:

@@ -1,31 +1,23 @@
-"""Runs as HTML: the sentence about one, two beside each other, all in a table. Refuses to know widgets and engines."""
+"""Runs of decode steps as HTML: sentence, pinned card, table, text. Refuses to know widgets and engines."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from labkit.figures.latency import short_ms
-from labkit.lab import sentences, ui
+from labkit.lab import panel_html, sentences, ui
 from labkit.lab.settings import Run
 
 
-def first_words() -> str:
-    """What stands where the sentence about a run will be."""
-    return ui.block(
-        "Press Run with mode NONE, then with FULL, and compare. Every run stays in the chart.", "lk-sentence"
-    )
+def summary_html(run: Run, before: str = "") -> str:
+    """The sentence about a run, what a reader must know beside it, what getting ready took, and its origin.
 
-
-def summary_html(run: Run) -> str:
-    """The sentence about a run, what a reader must know beside it, what getting ready took, and its origin."""
-    notes = "".join(f'<p class="lk-small">{ui.escape(note)}</p>' for note in (*run.notes, *run.ready))
-    stopped = '<p class="lk-small">Stopped early: the numbers are of the steps that ran.</p>' if run.stopped else ""
-    return ui.block(
-        f"{ui.badge(run.kind, sentences.machine(run))} {ui.escape(sentences.summary(run))}{notes}{stopped}"
-        f"{_graphs_html(run)}"
-        f'<p class="lk-small lk-quiet">{ui.escape(sentences.origin(run))}</p>',
-        "lk-sentence",
-    )
+    before: what is said of the run before it.
+    """
+    below = [before, *run.notes, *run.ready]
+    below += ["Stopped early: the numbers are of the steps that ran."] * run.stopped
+    below += ["Brought back: this was measured before."] * run.earlier
+    return panel_html.said_html(run.kind, run.provenance, sentences.summary(run), below, _graphs_html(run))
 
 
 _GRAPH_COLUMNS = [("mode", "mode"), ("size", "size#"), ("graphs", "graphs#"), ("ms", "ms#"), ("mib", "MiB#")]
@@ -56,26 +48,18 @@ def text_html(prompt: str, text: str, note: str) -> str:
     return ui.block(f'{body}<p class="lk-small lk-quiet">{ui.escape(note)}</p>')
 
 
-def pins_html(pinned: Sequence[Run]) -> str:
-    """Pinned runs side by side, and how the two differ."""
-    if not pinned:
-        return ""
-    cards = "".join(f'<div class="lk-pin">{"".join(_pin_lines("AB"[i], run))}</div>' for i, run in enumerate(pinned))
-    said = "Pin a second run to compare the two."
-    if len(pinned) == 2:
-        kinds = {run.kind for run in pinned}
-        said = f"{ui.badge(*kinds) + ' ' if len(kinds) == 1 else ''}{ui.escape(sentences.comparison(*pinned))}"
-    return ui.block(f'<div class="lk-pins">{cards}</div><p class="lk-sentence">{said}</p>')
+def pin_card(letter: str, run: Run) -> str:
+    """A pinned run: its median, how it spreads, and what ran."""
+    return panel_html.pin_head(letter, run.number, run.kind, run.provenance, run.earlier) + "".join(_pin_lines(run))
 
 
-def _pin_lines(letter: str, run: Run) -> Iterator[str]:
+def _pin_lines(run: Run) -> Iterator[str]:
     row = run.row
     ran = (
         "mode NONE"
         if row.mode == "NONE"
         else f"mode {row.mode}, size {row.size}{' (emulated)' if run.emulated else ''}"
     )
-    yield f"<div><b>{letter} · run {run.number}</b> {ui.badge(run.kind, sentences.machine(run))}</div>"
     yield f'<div class="lk-big">{short_ms(row.p50_ms)} ms</div>'
     yield f"<div>p10–p90 {short_ms(row.p10_ms)}–{short_ms(row.p90_ms)} ms, n={row.n}</div>"
     parts = [row.model, sentences.backend_name(run), f"compile {row.compile}" if row.compile != "NONE" else "", ran]
@@ -104,7 +88,8 @@ def _cells(run: Run) -> dict[str, str]:
     values = sentences.table_row(run)
     cells = {key: ui.escape("–" if value is None else value) for key, value in values.items()}
     cells["backend"] = ui.escape(sentences.backend_name(run))
-    cells["badge"] = f'<span title="{ui.escape(sentences.origin(run))}">{ui.badge(run.kind)}</span>'
+    cells["run"] = panel_html.run_cell(run.number, run.earlier)
+    cells["badge"] = panel_html.kind_cell(run.kind, run.provenance)
     if run.settings.mode != run.row.mode:
         cells["mode"] = f"{cells['mode']}<br><span class='lk-quiet'>(asked {ui.escape(run.settings.mode)})</span>"
     if run.emulated:

@@ -1,4 +1,4 @@
-"""What a panel asks of a source, and what it gets: a run with its data, sentence and origin. Refuses to know widgets."""
+"""What a panel asks of a source, and what it gets: a run with its data, words and origin. Refuses to know widgets."""
 
 from __future__ import annotations
 
@@ -136,6 +136,21 @@ class Run:
         if self.outcome.provenance is None:
             raise LabkitError(f"run {self.number}", "has no origin", "Give Outcome a Provenance.")
         return self.outcome.provenance
+
+
+class AnyRun(Protocol):
+    """What the frame asks of a run."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def provenance(self) -> Provenance: ...
+    @property
+    def stopped(self) -> bool: ...
+    @property
+    def earlier(self) -> bool: ...
 
 
 def simulated(model: str, **parameters: Any) -> Provenance:

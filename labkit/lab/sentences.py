@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from labkit.figures.latency import RunPoints, short_ms
+from labkit.lab import runs
+from labkit.lab.pins import Side, compare, since
 from labkit.lab.settings import Run
-from labkit.measure.provenance import Kind, ProvenanceError
-from labkit.measure.stats import ratio
+from labkit.measure.provenance import Kind
 
 if TYPE_CHECKING:
     from labkit.engine.report import CaptureRecord
@@ -60,27 +61,33 @@ def _launches(n: int | None) -> str:
     return f"{n} launch{'es' if n != 1 else ''}"
 
 
-def comparison(a: Run, b: Run) -> str:
+def comparison(a: Run, b: Run, letters: str = "AB") -> str:
     """How two pinned runs differ, or why no ratio is taken."""
-    left, right = f"A (run {a.number})", f"B (run {b.number})"
-    try:
-        found = ratio(_measurement(a, left), _measurement(b, right))
-    except ProvenanceError:
-        return (
-            f"No ratio: {left} is {a.kind}, {right} is {b.kind}, and a ratio never mixes the two. Pin two of one kind."
-        )
-    if a.provenance.device != b.provenance.device:
-        where = f"{left} ran on {machine(a)}, {right} on {machine(b)}"
-        return f"No ratio: {where}, so it would compare machines."
-    apart = _apart(a, b)
-    if not found.shown:
-        between = f"({found.low:.2f}–{found.high:.2f})"
-        said = f"No difference shown: A takes {found.value:.2f} {between} times as long as B; noise, or less than 5 %."
-    elif found.value >= 1:
-        said = f"A takes {found.value:.2f} times as long as B ({found.low:.2f}–{found.high:.2f})."
-    else:
-        said = f"B takes {1 / found.value:.2f} times as long as A ({1 / found.high:.2f}–{1 / found.low:.2f})."
-    return " ".join(filter(None, (said, _differing(a, b), apart)))
+    left, right = (_side(run, letter) for run, letter in zip((a, b), letters, strict=True))
+    said = compare(left, right)
+    if said.startswith("No ratio"):
+        return said
+    return " ".join(filter(None, (said, _differing(a, b), _apart(a, b))))
+
+
+def changed(new: Run, old: Run) -> str:
+    """What was set otherwise than in the run before, and what became of the step."""
+    fields = (("model", "model"), ("backend", "backend"), ("compile", "compile"), ("mode", "mode"), ("size", "size"),
+              ("context", "context"))  # fmt: skip
+    moved = [
+        f"{word} {getattr(old.row, name)} → {getattr(new.row, name)}"
+        for name, word in fields if getattr(old.row, name) != getattr(new.row, name)
+    ]  # fmt: skip
+    if old.settings.batch != new.settings.batch:
+        moved.append(f"batch {old.settings.batch} → {new.settings.batch}")
+    before, after = old.row.launches, new.row.launches
+    if before is not None and after is not None and before != after:
+        moved.append(f"{_launches(before)} → {after}")
+    return since(", ".join(moved), _side(old, f"run {old.number}"), _side(new, f"run {new.number}"))
+
+
+def _side(run: Run, letter: str) -> Side:
+    return Side(letter, run.number, run.provenance, _measurement(run, letter))
 
 
 def _differing(a: Run, b: Run) -> str:
@@ -211,15 +218,12 @@ def _count(n: int, word: str) -> str:
 
 def machine(run: Run) -> str:
     """The short name of what a run ran on."""
-    return run.provenance.gpu or "CPU"
+    return runs.machine(run.provenance)
 
 
 def origin(run: Run) -> str:
     """Where the numbers of a run come from, in one line without its kind: machine, versions, date."""
-    made = run.provenance
-    versions = " · ".join(f"{name} {made.packages[name]}" for name in ("torch", "triton") if name in made.packages)
-    primed = "KV primed with seeded values" if run.row.primed else ""
-    return " · ".join(part for part in (made.gpu or made.cpu, versions, made.date[:10], primed) if part)
+    return runs.origin(run.provenance)
 
 
 def progress_text(reports: Sequence[Any]) -> str:

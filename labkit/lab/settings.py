@@ -78,6 +78,7 @@ class Run:
     reports: the StepReports of a LIVE run in the order of `row.samples_ms`; empty for a recorded one.
     eager_launches: fewest and most launches of the same step without a graph, where known.
     ready: sentences on what getting ready for the run took and what was kept. graphs: of a LIVE run, one record a size.
+    earlier: it was brought back from before the kernel started, without its reports.
     """
 
     number: int
@@ -93,6 +94,7 @@ class Run:
     stopped: bool = False
     ready: tuple[str, ...] = ()
     graphs: tuple[CaptureRecord, ...] = ()
+    earlier: bool = False
 
     @property
     def kind(self) -> str:

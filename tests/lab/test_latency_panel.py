@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 import threading
 
@@ -15,17 +16,21 @@ from labkit.figures import trace_of
 from labkit.lab import run_html
 from labkit.lab.latency import LatencyPanel
 from labkit.lab.live import LiveSource
+from labkit.lab.loading import uploaded
+from labkit.lab.panel import figure_equals_data
 from labkit.lab.recorded import recorded_sources
 from labkit.lab.worker import Worker
 from labkit.measure import launches
 from labkit.measure.launches import LaunchCount
+from labkit.measure.recordings import Refusal
 from tests.lab.fakes import CANDIDATES, h200, live_source, recording, row
 
 
 @pytest.fixture(autouse=True)
-def cards(monkeypatch):
+def cards(monkeypatch, tmp_path):
     """Most of these tests look at cards, so they run as a learner would; the strict ones ask for it."""
     monkeypatch.delenv("LABKIT_STRICT", raising=False)
+    monkeypatch.setenv("LABKIT_HOME", str(tmp_path))  # a learner's runs outlive the kernel
 
 
 @pytest.fixture
@@ -562,19 +567,146 @@ def test_html_in_a_prompt_or_in_generated_text_stays_text(live):
 # --- pin and reset ---------------------------------------------------------------------------------------------------
 
 
-def test_two_pinned_runs_stand_side_by_side_and_a_third_replaces_the_older(live):
+def test_four_pinned_runs_stand_side_by_side_and_a_fifth_replaces_the_oldest(live):
     panel, made = live
     assert panel.pin_button.disabled
-    for _ in range(3):
+    for _ in range(5):
         press(panel)
         panel.pin_button.click()
-    assert [run.number for run in panel.pinned] == [2, 3]
+    assert [run.number for run in panel.pinned] == [2, 3, 4, 5]
     assert list(trace_of(panel.figure, "samples", 3, "pinned").y) == list(panel.rows[2].samples_ms)
-    assert "times as long" in panel.pins.value or "No difference shown" in panel.pins.value
+    said = re.findall(r"No difference shown: A takes|[AB-D] takes [\d.]+ times as long as [A-D]", panel.pins.value)
+    assert len(said) == 3, "each of the others is compared with the first"
+    assert list(panel.figure.layout.xaxis2.ticktext)[3].startswith("pin D:<br>run 5")
     panel.pin(1)
-    assert [run.number for run in panel.pinned] == [3, 1]
+    assert [run.number for run in panel.pinned] == [3, 4, 5, 1]
     panel.pin(9)
     assert "there is no such run" in panel.error.value
+    panel.unpin()
+    assert panel.pinned == [] and panel.pins.value == "" and len(panel.runs) == 5
+
+
+def test_what_became_of_the_run_before_is_said(recorded):
+    press(recorded)
+    assert recorded.changed == ""
+    recorded.mode.value, recorded.batch.value = "FULL", 1
+    press(recorded)
+    assert recorded.changed.startswith("mode NONE → FULL, 412 launches → 3: run 1 takes 4.39 times as long as run 2")
+    assert "Compared with run 1: mode NONE → FULL" in recorded.said.value
+    press(recorded)
+    assert recorded.changed.startswith("Nothing was set otherwise. No difference shown")
+
+
+def test_the_chart_shows_what_the_rows_say(live):
+    panel, made = live
+    press(panel)
+    panel.mode.value = "FULL"
+    press(panel)
+    panel.pin()
+    assert figure_equals_data(panel)
+    panel.runs[0] = dataclasses.replace(panel.runs[0], row=dataclasses.replace(panel.rows[0], p50_ms=9.0))
+    with pytest.raises(AssertionError, match="holds 9.0"):
+        figure_equals_data(panel)
+
+
+def test_old_numbers_under_new_settings_are_marked_where_they_are_seen(live):
+    panel, made = live
+    press(panel)
+    assert panel.stale_mark.value == ""
+    panel.batch.value = 2
+    assert "this is still run 1" in panel.stale_mark.value
+    assert "lk-stale" in panel.view.widget._dom_classes and "lk-stale" in panel.said._dom_classes
+    panel.batch.value = 1
+    assert panel.stale_mark.value == "" and "lk-stale" not in panel.view.widget._dom_classes
+
+
+def test_runs_outlive_the_kernel_as_they_were_measured(worker, tmp_path, monkeypatch):
+    monkeypatch.setenv("LABKIT_HOME", str(tmp_path))
+    panels = []
+    for _ in range(2):
+        source, made = live_source()
+        panels.append(LatencyPanel(source, recorded_sources([h200()]), worker=worker, redraw=True, refresh_s=0))
+        if len(panels) == 1:
+            panels[0].mode.value = "FULL"
+            press(panels[0])
+            panels[0].source.value = 1
+            press(panels[0])
+    first, second = panels
+    assert second.face.resume.layout.display is None
+    second.face.resume.click()
+    assert second.error.value == ""
+    assert [dataclasses.replace(r, earlier=False) for r in second.runs] == [
+        dataclasses.replace(r, reports=()) for r in first.runs
+    ]
+    assert all(run.earlier for run in second.runs) and "earlier" in second.table_area.value
+    assert "was measured before" in second.said.value and figure_equals_data(second)
+    assert second.face.resume.layout.display == "none"
+    press(second)
+    assert [run.number for run in second.runs] == [1, 2, 3]
+
+
+# --- a recording of the user's own -----------------------------------------------------------------------------------
+
+
+def test_a_recording_is_loaded_and_stands_beside_the_others(recorded, tmp_path, monkeypatch):
+    monkeypatch.setenv("LABKIT_HOME", str(tmp_path / "home"))
+    path = recording([row("NONE", 1, 9.0, launches=412)], gpu="NVIDIA L4").save(tmp_path / "mine.json")
+    recorded.loader.path.value = str(path)
+    assert recorded.error.value == "" and "mine.json" in recorded.loader.said.value
+    assert [s.label for s in recorded.sources] == ["NVIDIA H200", "NVIDIA L4 · yours: mine.json"]
+    assert recorded.current is recorded.sources[1], "what was loaded is picked"
+    press(recorded)
+    assert recorded.table[0]["machine"] == "NVIDIA L4" and (tmp_path / "home" / "recordings" / "mine.json").exists()
+    recorded.load_recording(path)
+    assert len(recorded.sources) == 2 and "here already" in recorded.loader.said.value
+
+
+@pytest.mark.parametrize("generation", [7, 8])
+def test_an_uploaded_recording_is_read_in_both_generations_of_widgets(tmp_path, generation):
+    content = recording([row("NONE", 1, 9.0)]).save(tmp_path / "up.json").read_bytes()
+    value = {"up.json": {"metadata": {}, "content": content}} if generation == 7 else (
+        {"name": "up.json", "content": memoryview(content)},
+    )  # fmt: skip
+    assert uploaded(value) == [("up.json", content)]
+    wrong = {"../up.json": {"content": b""}} if generation == 7 else ({"name": "../up.json", "content": b""},)
+    with pytest.raises(LabkitError, match="no name for a recording"):
+        uploaded(wrong)
+
+
+def test_a_file_that_is_no_recording_is_a_card(recorded, tmp_path, monkeypatch):
+    monkeypatch.setenv("LABKIT_HOME", str(tmp_path / "home"))
+    (tmp_path / "bad.json").write_text("{}")
+    recorded.loader.path.value = str(tmp_path / "bad.json")
+    assert "bad.json" in recorded.error.value and len(recorded.sources) == 1
+    recorded.loader.path.value = str(tmp_path / "missing.json")
+    assert "missing.json" in recorded.error.value
+
+
+def test_what_did_not_fit_when_it_was_recorded_is_said_before_the_click_and_refused_after_it(worker):
+    rows = [row("NONE", batch, 5.0, launches=412, context=c) for batch, c in ((1, 512), (64, 512), (1, 7680))]
+    no = Refusal("smollm2-135m", "TRITON_ATTN", "NONE", "", "the KV cache holds 40 requests", 64, 7680)
+    rec = dataclasses.replace(recording(rows), refused=(no,))
+    panel = LatencyPanel(None, recorded_sources([rec]), worker=worker, redraw=True)
+    panel.batch.value = 64
+    assert "does not fit" not in panel.hint.value
+    panel.context.value = 7680
+    assert "batch 64 at context 7680 does not fit (the KV cache holds 40 requests)" in panel.hint.value
+    assert "Run will be refused" in panel.cost.value
+    press(panel)
+    assert panel.runs == [] and "does not fit" in panel.error.value
+    panel.batch.value = 1
+    assert "does not fit" not in panel.hint.value and panel.error.value == ""
+
+
+def test_an_arrow_key_goes_from_one_recorded_point_to_the_next(recorded):
+    """A step of one would fall back to where it came from."""
+    recorded.batch.slider.value = 2
+    recorded.batch.slider.value = 3
+    assert recorded.batch.value == 4
+    recorded.batch.slider.value = 5
+    assert recorded.batch.value == 16
+    recorded.batch.slider.value = 15
+    assert recorded.batch.value == 4
 
 
 def test_reset_forgets_runs_and_puts_the_controls_back(live):
