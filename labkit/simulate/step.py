@@ -5,6 +5,9 @@ A kernel takes a fixed time plus whichever is longer, moving its bytes or comput
 was compared with measurements, and how far it was off, is in the docstring of `labkit.simulate.fit`. Never compared with
 a measurement: PIECEWISE, tensor parallelism, weights of less than 16 bits. Not modelled: torch.compile, prefill,
 communication between GPUs beyond `all_reduce_us` (0 unless given).
+
+The kernels of a replay start when launching it is over. Where every kernel is longer than its launch, FULL therefore comes
+out a little above NONE; no recording has shown or refuted that.
 """
 
 from __future__ import annotations
