@@ -12,8 +12,8 @@ Refuses to know torch, tensors, text and how a token is chosen. The rules, in th
 3. Then waiting requests, first come first served, while there are budget, places, and blocks for all their tokens. None
    starts in a step that preempted somebody or left a running request without tokens.
 
-`prefill_first` is the older way, to compare with: rules 1 and 3 apply to prompts alone, and decodes have no turn as long
-as there is a prompt to run. A step is then prompts or decodes, never both.
+`prefill_first` is the older way, to compare with: rules 1 and 3 apply to prompts alone, and decodes have no turn as
+long as there is a prompt to run. A step is then prompts or decodes, never both.
 """
 
 from __future__ import annotations
