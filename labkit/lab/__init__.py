@@ -11,9 +11,19 @@ from labkit.lab.worker import device
 
 if TYPE_CHECKING:
     from labkit.lab.environment import environment_card
+    from labkit.lab.exercises import hint, solution
+    from labkit.lab.glossary import glossary, term
     from labkit.lab.latency import LatencyPanel, latency_panel
+    from labkit.lab.plugging import plug
 
-__all__ = ["LatencyPanel", "device", "environment_card", "latency_panel"]
+__all__ = [
+    "LatencyPanel", "device", "environment_card", "glossary", "hint", "latency_panel", "plug", "solution", "term",
+]  # fmt: skip
+
+#: Name → the module that has it; imported when it is asked for.
+_PLACES = {
+    "glossary": "glossary", "hint": "exercises", "plug": "plugging", "solution": "exercises", "term": "glossary",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
@@ -25,4 +35,8 @@ def __getattr__(name: str) -> Any:
         from labkit.lab import latency
 
         return getattr(latency, name)
+    if name in _PLACES:
+        import importlib
+
+        return getattr(importlib.import_module(f"labkit.lab.{_PLACES[name]}"), name)
     raise AttributeError(f"module 'labkit.lab' has no attribute {name!r}")

@@ -156,7 +156,7 @@ def check(exercise: Exercise, answer: Any) -> CheckCard:
     """Judge an answer. Never raises: whatever the answer does becomes a card. Noted in the learner's progress."""
     if progress.solutions_wanted():
         answer = exercise.solution
-    if answer is ... or answer is None or _is_empty(answer):
+    if answer is ... or answer is None or is_empty(answer):
         return _not_attempted(exercise)
     if not callable(answer):
         what = f"A function was expected, and this is {shown(answer)}."
@@ -280,7 +280,7 @@ def _is_stub(outcome: Outcome) -> bool:
     return outcome.value is ... or isinstance(outcome.error, NotImplementedError)
 
 
-def _is_empty(answer: Any) -> bool:
+def is_empty(answer: Any) -> bool:
     """A function with nothing in it: its body is a docstring, `...` or `pass`."""
     if not isinstance(answer, types.FunctionType):
         return False
