@@ -1,4 +1,4 @@
-"""`labkit bench` with its kinds, and `labkit record`: have it measured, then say what came out. Measures nothing."""
+"""`labkit bench` with its kinds: have it measured, then say what came out. Measures nothing itself."""
 
 from __future__ import annotations
 
@@ -284,35 +284,3 @@ def bench_import(args: argparse.Namespace, console: Console) -> Answer:
         f"loads {', '.join(row.heavy) if row.heavy else 'neither torch nor any other heavy package'}"
     )
     return Answer(data, text)
-
-
-# --- record --------------------------------------------------------------------------------------------------------
-
-
-def record_options(parser: Parser) -> None:
-    from labkit.bench.suites import ATTENTION, SUITES
-
-    names = (*SUITES, ATTENTION)
-    parser.add_argument("--suite", type=one_of(names), default="slice", metavar="NAME",
-                        help=f"one of {', '.join(names)} (default slice)")  # fmt: skip
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="where to (default SUITE.json.gz); resumed if it exists"
-    )
-    parser.add_argument("--device", default="auto", metavar="NAME", help="auto, cpu or cuda")
-
-
-def record(args: argparse.Namespace, console: Console) -> Answer:
-    """Measure a suite into a file."""
-    from labkit.bench.suites import ATTENTION, record_attention
-    from labkit.bench.suites import record as run
-
-    out = getattr(args, "out", Path(f"{args.suite}.json.gz"))
-    writable(out)
-    if args.suite == ATTENTION:
-        calls = record_attention(out, device=args.device, progress=console.progress)
-        console.note(f"{len(calls.rows)} rows in {out.name} ({out.stat().st_size / 1024:.0f} KiB)")
-        return Answer(calls.as_dict(), attention_table(calls))
-    recording = run(args.suite, out, device=args.device, progress=console.progress)
-    size = out.stat().st_size / 1024
-    console.note(f"{len(recording.rows)} rows in {out.name} ({size:.0f} KiB)")
-    return Answer(recording.as_dict(), step_table(recording))

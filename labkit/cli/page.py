@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from labkit.errors import LabkitError
 from labkit.measure.recordings import Recording, write_atomically
@@ -46,6 +47,28 @@ def write_page(path: Path, recording: Recording, sentences: Sequence[str]) -> Pa
     page = (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>labkit bench</title><style>{_STYLE}</style>'
         f"</head><body><h1>Step latency</h1>{chart}{body}<div class=scroll>{table}</div>"
+        f'<p class="origin">{"<br>".join(html.escape(fact) for fact in facts)}</p></body></html>\n'
+    )
+    return write_atomically(path, page.encode())
+
+
+def write_figures(
+    path: Path, title: str, figures: Sequence[Any], sentences: Sequence[str], facts: Sequence[str], code: str = ""
+) -> Path:
+    """Write a page of figures with sentences and where the numbers are from; it needs no network.
+
+    Args:
+        figures: plotly's. code: shown below, folded, where given.
+
+    Raises:
+        RecordingError: the file cannot be written.
+    """
+    charts = [f.to_html(full_html=False, include_plotlyjs=number == 0) for number, f in enumerate(figures)]
+    text = "".join(f"<p>{html.escape(s).replace(chr(10), '<br>')}</p>" for s in sentences)
+    folded = f"<details><summary>Generated code</summary><pre>{html.escape(code)}</pre></details>" if code else ""
+    page = (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
+        f"<style>{_STYLE}</style></head><body><h1>{html.escape(title)}</h1>{''.join(charts)}{text}{folded}"
         f'<p class="origin">{"<br>".join(html.escape(fact) for fact in facts)}</p></body></html>\n'
     )
     return write_atomically(path, page.encode())

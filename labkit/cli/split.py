@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from labkit.cli.answer import Answer, Console, table
 from labkit.cli.options import Parser, add_engine_options, engine_config, whole
 from labkit.config import EngineConfig
 from labkit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from labkit.graphs.xray import PieceXray
 
 _FIELDS = ("model", "dtype", "device", "splitting_ops")
 
@@ -18,6 +23,10 @@ def split_options(parser: Parser) -> None:
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True,
                         help="compile each class, to count its kernels after fusion (cached; --no-compile only "
                         "traces)")  # fmt: skip
+    parser.add_argument("--fusions", action="store_true", default=False,
+                        help="also list each class's kernels with the operators that were fused into them")  # fmt: skip
+    parser.add_argument("--html", type=Path, metavar="FILE",
+                        help="write a page with the fusion groups and the code of every class")  # fmt: skip
     parser.add_argument("--code", type=whole(0), metavar="CLASS", help="also show the code generated for a class")
     rest = [f.name for f in dataclasses.fields(EngineConfig) if f.name not in _FIELDS]
     add_engine_options(parser, leave_out=rest)
@@ -28,12 +37,14 @@ def split(args: argparse.Namespace, console: Console) -> Answer:
     import torch
 
     from labkit.cli.machine import model_shape, this_platform
+    from labkit.cli.measure import writable
     from labkit.engine.compiled import compile_model, split_model
     from labkit.engine.plan import resolve_dtype
     from labkit.graphs.compiler import count_eager_kernels
     from labkit.graphs.pieces import ATTENTION
     from labkit.models.decoder import Decoder
 
+    writable(getattr(args, "html", None))
     config = engine_config(args)
     platform = this_platform(config.device)
     dtype, _ = resolve_dtype(config.dtype, platform)
@@ -65,6 +76,15 @@ def split(args: argparse.Namespace, console: Console) -> Answer:
         data["from_cache"] = report.from_cache
         data["ms"] = {"trace": report.trace_ms, "compile": report.compile_ms, "load": report.load_ms}
     text = _describe(data, program.num_classes, len(program.instructions) - len(piece_list))
+    page = getattr(args, "html", None)
+    if report is not None and (args.fusions or page):
+        from labkit.graphs.xray import piece_xrays
+
+        pieces = piece_xrays(report.classes)
+        data["fusions"] = [{k: v for k, v in piece.as_dict().items() if k != "code"} for piece in pieces]
+        text += "\n\n" + _describe_fusions(pieces)
+        if page:
+            _write_page(page, pieces, text)
     code = getattr(args, "code", None)
     if code is not None:
         if report is None or code >= program.num_classes:
@@ -76,6 +96,24 @@ def split(args: argparse.Namespace, console: Console) -> Answer:
         data["code"] = report.classes[code].code
         text += "\n\n" + data["code"]
     return Answer(data, text)
+
+
+def _describe_fusions(pieces: Sequence[PieceXray]) -> str:
+    rows = [("class", "call", "role", "operators in it")]
+    for piece in pieces:
+        for fusion in piece.fusions:
+            rows.append((str(piece.index), fusion.kernel, fusion.role, ", ".join(fusion.ops)))
+    return table(rows, left=(1, 2, 3))
+
+
+def _write_page(path: Path, pieces: Sequence[PieceXray], text: str) -> None:
+    from labkit.cli.page import write_figures
+    from labkit.figures.xray import fusion_figure
+    from labkit.measure.provenance import Kind, collect
+
+    origin = collect(Kind.LIVE).label
+    code = "\n\n".join(f"# --- class {piece.index} ---\n{piece.code}" for piece in pieces)
+    write_figures(path, "Inside the compiled pieces", [fusion_figure(pieces, "LIVE")], [text], [origin], code)
 
 
 def _describe(data: dict[str, Any], num_classes: int, attention: int) -> str:

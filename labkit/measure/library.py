@@ -27,6 +27,7 @@ SUFFIXES = (".json.gz", ".json")
 #: The word under "table" in a file → the class that reads it, as module and name. A file of steps has no such word.
 TABLES: dict[str, tuple[str, str]] = {
     "attention": ("labkit.measure.attention", "AttentionRecording"),
+    "timelines": ("labkit.measure.timeline_recording", "TimelineRecording"),
 }
 
 
