@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit.bench.steps import Progress
+from labkit.bench.steps import Progress, ShouldStop
 from labkit.config import CUDAGraphMode, EngineConfig
 from labkit.engine.report import StepReport
 from labkit.errors import ConfigError, LabkitError
@@ -309,6 +309,7 @@ def record_timelines(
     context: int = CONTEXT,
     rounds: int = 10,
     progress: Progress = _quiet,
+    should_stop: ShouldStop | None = None,
 ) -> TimelineRecording:
     """Take the timelines of every model and batch, eager, PIECEWISE and FULL, into `out`; an interrupted run goes on.
 
@@ -344,6 +345,8 @@ def record_timelines(
         config = timeline_config(EngineConfig(model=model, max_model_len=1024), batches)
         with LLM(config=config, progress=progress) as llm:
             for batch in left:
+                if should_stop is not None and should_stop():
+                    return _so_far(out, origin)
                 progress("recording", at * len(batches) + batches.index(batch), total, f"{name}, batch {batch}")
                 taken, not_run = take_modes(llm, batch, context, rounds=rounds, progress=progress)
                 rows = [row for row in rows if (row.model, row.batch) != (name, batch)]
@@ -352,6 +355,10 @@ def record_timelines(
                 n = min((len(row.control.plain_us) for row in rows), default=0)
                 TimelineRecording(origin.replace(n=n), tuple(rows), tuple(refused.values())).save(out)
     progress("recording", total, total, "done")
+    return _so_far(out, origin)
+
+
+def _so_far(out: Path, origin: Provenance) -> TimelineRecording:
     return load_timelines(out) if out.exists() else TimelineRecording(origin, ())
 
 
