@@ -35,7 +35,6 @@ COMMANDS = {
     "bench import": ("labkit.cli.measure", "time `import labkit`, and say what it loads"),
     "record": ("labkit.cli.measure", "measure a suite into a file"),
     "timeline": ("labkit.cli.timeline", "one step on two lanes: what the host launches and what the device runs"),
-    "timeline": ("labkit.cli.timeline", "one step on two lanes: what the host launches and what the device runs"),
     "export vllm": ("labkit.cli.export", "the settings as vLLM takes them, and what has no counterpart"),
     "simulate": ("labkit.cli.simulate", "what a decode step would cost, computed from a model's shape"),
     "claims": ("labkit.cli.claims", "the source texts' numbers beside ours, each with a verdict"),
