@@ -38,8 +38,8 @@ test: ## set up, then run every check that needs no GPU
 test-gpu: ## the GPU suite with PYTHON as it is; installs nothing
 	PYTHONPATH=. $(GPU_PYTHON) -m pytest tests/gpu -q $(ARGS)
 
-record: ## record this GPU's step times for the package; installs nothing
-	PYTHONPATH=. $(GPU_PYTHON) -m labkit.cli record $(ARGS)
+record: ## record on this GPU every suite that the course shows; goes on where it stopped; installs nothing
+	PYTHONPATH=. $(GPU_PYTHON) -m labkit.cli record $(if $(findstring --suite,$(ARGS)),,--suite course) $(ARGS)
 
 format: ## format the code, sort imports, strip the notebooks' output
 	@$(call install,--model-optional)

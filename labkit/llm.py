@@ -287,10 +287,12 @@ class LLM:
         """Run one step. With nothing to do the report has size 0."""
         return self.engine.step()
 
-    def prime(self, batch: int, context: int, max_tokens: int = 64) -> list[str]:
+    def prime(self, batch: int, context: int, max_tokens: int = 64, *, fill: bool = True) -> list[str]:
         """Queue `batch` requests whose K/V holds `context` seeded finite tokens, to measure at that length at once.
 
         The next step decodes one token of each. They ignore end-of-sequence ids and never enter the prefix cache.
+        `fill=False` takes the cache as it is: for many measurements after one `fill_kv`, which costs less than filling
+        the part of each.
         """
         longest = self.engine.plan.max_model_len
         room = longest - context - 1
@@ -306,13 +308,22 @@ class LLM:
         try:
             for i in range(batch):
                 request_id = f"primed-{self._next_id()}"
-                self.engine.prime(request_id, context, params, seed=i)
+                self.engine.prime(request_id, context, params, seed=i, fill=fill)
                 ids.append(request_id)
         except RequestError:
             for request_id in ids:
                 self.engine.abort(request_id)
             raise
         return ids
+
+    def fill_kv(self, seed: int = 0) -> None:
+        """Fill the whole KV cache with seeded finite values, for `prime(…, fill=False)`. Live requests lose theirs."""
+        self.reset()
+        self.engine.fill_kv(seed)
+
+    def drop_graphs(self) -> None:
+        """Give back the memory of every captured graph; the next `reconfigure` captures what its settings need."""
+        self.engine.runner.drop_graphs()
 
     def count_launches(self, batch: int, context: int) -> LaunchCount:
         """What the host starts for one decode step of `batch` primed requests, counted from a trace.

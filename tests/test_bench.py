@@ -16,7 +16,7 @@ from labkit import bench
 from labkit.attention.interface import AttentionCGSupport as Tier
 from labkit.attention.interface import VersionAnswer
 from labkit.attention.registry import platform_for_gpu
-from labkit.bench import suites
+from labkit.bench import recorder, suites
 from labkit.bench.attention import MIXED, AttentionShape, _Case, bench_attention
 from labkit.config import CUDAGraphMode, EngineConfig, ModelConfig
 from labkit.engine.plan import make_plan
@@ -95,17 +95,25 @@ class FakeLLM:
     def mode_trail(self) -> list[str]:
         return [f"requested: {self.config.cudagraph_mode.name}", "it cannot be captured"]
 
-    def reconfigure(self, **changes) -> None:
+    def reconfigure(self, **changes):
         if {changes.get("attention_backend"), changes.get("compilation_mode")} & set(self.cannot):
             raise BackendError("attention_backend", "there is no such kernel here")
         self.calls.append(("reconfigure", {k: getattr(v, "name", v) for k, v in changes.items()}))
         self.config = self.config.replace(**changes)
+        return SimpleNamespace(rebuilt_ms={})
 
     def reset(self) -> None:
         self.calls.append(("reset",))
         self.live = 0
 
-    def prime(self, batch: int, context: int, max_tokens: int) -> None:
+    def fill_kv(self) -> None:
+        self.calls.append(("fill_kv",))
+
+    def drop_graphs(self) -> None:
+        self.calls.append(("drop_graphs",))
+
+    def prime(self, batch: int, context: int, max_tokens: int, fill: bool = True) -> None:
+        assert fill or ("fill_kv",) in self.calls, "nobody filled what is not filled now"
         self.calls.append(("prime", batch, context, max_tokens))
         self.live, self.kv, self.left = batch, context, max_tokens
 
@@ -155,7 +163,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeLLM]:
     cost = {"torch": 11.0, "gemm": 20.0, "triton": 5.0, "graph": 9.0}
     yard = bench.Yardsticks(cost, 4000.0)
     monkeypatch.setattr("labkit.bench.steps.measure_yardsticks", lambda llm, progress=None: yard)
-    monkeypatch.setattr("labkit.bench.suites.measure_yardsticks", lambda llm, progress=None: yard)
+    monkeypatch.setattr("labkit.bench.recorder.measure_yardsticks", lambda llm, progress=None: yard)
     monkeypatch.setattr("labkit.bench.forms.measure_yardsticks", lambda llm, progress=None: yard)
     return FakeLLM
 
@@ -392,14 +400,14 @@ def test_a_backend_that_cannot_serve_is_noted_and_passed_over(fake, tmp_path: Pa
 
 
 def test_what_fails_unexpectedly_is_passed_over_and_tried_again_by_a_later_run(fake, tmp_path, monkeypatch) -> None:
-    out, real = tmp_path / "x.json.gz", suites.bench_step
+    out, real = tmp_path / "x.json.gz", recorder.bench_step
 
     def step(llm, batch, context, *, requested_mode, **kwargs):
         if (llm.selection.selected, requested_mode) == ("TRITON_ATTN", "NONE"):
             raise RuntimeError("ninja: build stopped")
         return real(llm, batch, context, requested_mode=requested_mode, **kwargs)
 
-    monkeypatch.setattr(suites, "bench_step", step)
+    monkeypatch.setattr(recorder, "bench_step", step)
     recording = bench.record(SMALL, out, device="cpu")
     (one,) = recording.refused
     assert (one.backend, one.requested_mode, one.reason) == (
@@ -408,7 +416,7 @@ def test_what_fails_unexpectedly_is_passed_over_and_tried_again_by_a_later_run(f
         "RuntimeError: ninja: build stopped",
     )
     assert len(recording.rows) == 10 and load(out).refused == ()
-    monkeypatch.setattr(suites, "bench_step", real)
+    monkeypatch.setattr(recorder, "bench_step", real)
     assert len(bench.record(SMALL, out, device="cpu").rows) == 12
 
 

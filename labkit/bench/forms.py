@@ -16,11 +16,13 @@ from labkit.bench.comparison import Budget, budget
 from labkit.bench.steps import (
     Progress,
     Yardsticks,
+    captures_of,
     launch_notes,
     make_row,
     measure_steps,
     measure_yardsticks,
     rotations,
+    setup_of,
 )
 from labkit.config import CUDAGraphMode, EngineConfig
 from labkit.engine.report import StepReport
@@ -28,7 +30,7 @@ from labkit.errors import LabkitError
 from labkit.graphs.sizes import default_capture_sizes, pad_to
 from labkit.measure.launches import LaunchCount
 from labkit.measure.provenance import Kind, collect
-from labkit.measure.recordings import Recording, Refusal, Row
+from labkit.measure.recordings import Captured, Recording, Refusal, Row, Setup
 from labkit.measure.stats import Ratio, compared
 
 if TYPE_CHECKING:
@@ -153,32 +155,15 @@ def bench_forms(
     notes: dict[str, None] = {}
     device = "cpu"
     for model in models or (config.model,):
-        begin = config.replace(
-            model=model, enable_prefix_caching=False, enforce_eager=False, optimization_level=None,
-            piecewise_method=None, compilation_mode=forms[0].compile, cudagraph_mode=CUDAGraphMode[forms[0].mode],
-            cudagraph_capture_sizes=_graph_sizes(config, [batch + chunk for batch in batches]),
-            max_cudagraph_capture_size=None,
-        )  # fmt: skip
-        with LLM(config=begin, progress=progress) as llm:
+        tokens = [batch + chunk for batch in batches]
+        with LLM(config=forms_config(config.replace(model=model), forms, tokens), progress=progress) as llm:
             device = llm.device.type
-            reasons = {form: _switch(llm, form) for form in forms}
-            usable = [form for form in forms if not reasons[form]]
-            refused += [_refusal(llm, form, why) for form, why in reasons.items() if why]
-            if forms[0] not in usable:
-                what = f"the form {forms[0].name!r}, which the others are compared with"
-                raise LabkitError(what, refused[-1].reason, "Ask for another model or backend.")
-            notes |= {f"{model}, {form.name}: not measured, {why}": None for form, why in reasons.items() if why}
-            yardsticks = measure_yardsticks(llm, progress)
+            found = FormBench(llm, forms, progress)
+            refused += found.refused
+            notes |= {f"{model}, {form.name}: not measured, {why}": None for form, why in found.reasons.items() if why}
             for batch, context in itertools.product(batches, contexts):
-                point = _Point(batch, context, chunk, -(-steps // ROUNDS), warmup)
-                taken = _measure(llm, usable, point, progress)
-                found = list(_results(llm, taken, point, yardsticks))
-                results += found
-                notes |= dict.fromkeys(
-                    filter(None, (_outside(one, llm.config.cudagraph_capture_sizes) for one in found))
-                )
-                notes |= dict.fromkeys(launch_notes(one.counted for one in taken.values()))
-            notes |= dict.fromkeys(llm.notes)
+                results += found.measure(batch, context, chunk=chunk, steps=steps, warmup=warmup)
+            notes |= dict.fromkeys([*found.notes, *llm.notes])
     rows = tuple(result.row for result in results)
     turns = ", ".join(form.name for form in forms)
     provenance = collect(
@@ -186,6 +171,79 @@ def bench_forms(
         n=min(row.n for row in rows), primed=True, device=device,
     )  # fmt: skip
     return Recording(provenance, rows, tuple(refused)), results, list(notes)
+
+
+def forms_config(config: EngineConfig, forms: Sequence[Form], tokens: Sequence[int]) -> EngineConfig:
+    """`config` as an engine begins that will take every form: in the first one, with graphs for these step sizes."""
+    return config.replace(
+        enable_prefix_caching=False, enforce_eager=False, optimization_level=None, piecewise_method=None,
+        compilation_mode=forms[0].compile, cudagraph_mode=CUDAGraphMode[forms[0].mode],
+        cudagraph_capture_sizes=_graph_sizes(config, tokens), max_cudagraph_capture_size=None,
+    )  # fmt: skip
+
+
+def open_forms(recording: Recording, model: str, forms: Sequence[Form], batch: int, context: int) -> list[Form]:
+    """The forms of which a point is neither recorded nor refused, whatever backend it ran on."""
+
+    def key(form: Form) -> tuple[str, str]:
+        return form.compile, form.mode
+
+    done = {
+        (row.compile, row.requested_mode)
+        for row in recording.rows
+        if (row.model, row.batch, row.context, row.chunk) == (model, batch, context, 0)
+    } | {
+        (one.compile, one.requested_mode)
+        for one in recording.refused
+        if one.model == model and (one.batch, one.context) in ((0, 0), (batch, context))
+    }
+    return [form for form in forms if key(form) not in done]
+
+
+class FormBench:
+    """One model in every form that can run, taking turns.
+
+    Args:
+        llm: an engine made with `forms_config`.
+
+    Attributes:
+        reasons: of each form why it cannot run, empty where it can. refused: the same for a recording.
+        setups: what getting ready for each form took, as a whole and size by size.
+        notes: sentences a reader should see about what was measured.
+
+    Raises:
+        LabkitError: not even the first form can run.
+    """
+
+    def __init__(self, llm: LLM, forms: Sequence[Form], progress: Progress) -> None:
+        self.llm, self.progress = llm, progress
+        self.name, self.backend = Path(llm.config.model).name, llm.selection.selected
+        self.reasons: dict[Form, str] = {}
+        self.setups: list[tuple[Setup, list[Captured]]] = []
+        self.notes: dict[str, None] = {}
+        for form in forms:
+            self.reasons[form] = _switch(llm, form)
+            if not self.reasons[form] and form.mode != "NONE":
+                where = (self.name, self.backend, form.compile)
+                self.setups.append((setup_of(llm, where, form.mode), captures_of(llm, where, form.mode)))
+        self.usable = [form for form in forms if not self.reasons[form]]
+        self.refused = [_refusal(llm, form, why) for form, why in self.reasons.items() if why]
+        if forms[0] not in self.usable:
+            what = f"the form {forms[0].name!r}, which the others are compared with"
+            raise LabkitError(what, self.refused[-1].reason, "Ask for another model or backend.")
+        self.yardsticks = measure_yardsticks(llm, progress)
+
+    def measure(
+        self, batch: int, context: int, *, steps: int = 100, warmup: int = 10, chunk: int = 0
+    ) -> list[FormResult]:
+        """One result per usable form, the first form's first."""
+        point = _Point(batch, context, chunk, -(-steps // ROUNDS), warmup)
+        taken = _measure(self.llm, self.usable, point, self.progress)
+        found = list(_results(self.llm, taken, point, self.yardsticks))
+        outside = (_outside(one, self.llm.config.cudagraph_capture_sizes) for one in found)
+        self.notes |= dict.fromkeys(filter(None, outside))
+        self.notes |= dict.fromkeys(launch_notes(one.counted for one in taken.values()))
+        return found
 
 
 def _measure(llm: LLM, forms: Sequence[Form], point: _Point, progress: Progress) -> dict[Form, _Taken]:

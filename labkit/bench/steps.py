@@ -22,7 +22,7 @@ from labkit.graphs.sizes import default_capture_sizes, pad_to
 from labkit.measure import clocks, launches, limits
 from labkit.measure.launches import LaunchCount
 from labkit.measure.provenance import Kind, collect
-from labkit.measure.recordings import Recording, Row, stored_samples
+from labkit.measure.recordings import Captured, Recording, Row, Setup, stored_samples
 from labkit.measure.stats import summary
 
 if TYPE_CHECKING:
@@ -40,6 +40,10 @@ ROUNDS = 2
 
 def _quiet(stage: str, done: int, total: int, detail: str) -> None:
     pass
+
+
+class DoesNotFit(LabkitError):
+    """A batch whose KV at this context is larger than the cache."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +109,7 @@ def measure_steps(
     count: bool = True,
     chunk: int = 0,
     before_measuring: Callable[[], None] | None = None,
+    filled: bool = False,
 ) -> tuple[list[StepReport], LaunchCount]:
     """Decode steps of `batch` requests, the first with `context` tokens of KV each, and the launches of one more.
 
@@ -114,9 +119,11 @@ def measure_steps(
     Args:
         chunk: makes every step a mixed one: beside the decodes it runs a new prompt of that many tokens, whole.
         before_measuring: called once between the warm-up and the first measured step.
+        filled: the whole cache was filled before (`LLM.fill_kv`), so that priming need not fill its part again.
 
     Raises:
         ConfigError: batch, context or chunk does not fit the engine's limits.
+        DoesNotFit: the KV cache is too small for the batch at this context.
     """
     before = min(warmup, context - 1)
     longest, widest = llm.config.max_model_len or 0, llm.config.max_num_seqs
@@ -133,13 +140,14 @@ def measure_steps(
         )
     if chunk:
         _check_chunk(llm, batch, chunk)
+    _check_room(llm, batch, last)
     prompts = itertools.count()
     num_reqs = batch + bool(chunk)
 
     def step() -> StepReport:
         report = llm.step()
         if (report.num_reqs, report.num_tokens) != (num_reqs, batch + chunk):
-            raise LabkitError(
+            raise DoesNotFit(
                 f"a step of {num_reqs} requests" + (f" and {batch + chunk} tokens" if chunk else ""),
                 f"only {report.num_reqs} of them ran" + (f", with {report.num_tokens} tokens" if chunk else "")
                 + ", so the KV cache is too small for all",
@@ -156,7 +164,7 @@ def measure_steps(
     counted = LaunchCount(None, reason="not counted")
     llm.reset()
     try:
-        llm.prime(batch, context - before, warmup + steps + 2)
+        llm.prime(batch, context - before, warmup + steps + 2, fill=not filled)
         for i in range(warmup + steps):
             if should_stop is not None and should_stop():
                 return reports, counted
@@ -173,6 +181,25 @@ def measure_steps(
     finally:
         llm.reset()
     return reports, counted
+
+
+def _check_room(llm: LLM, batch: int, tokens: int) -> None:
+    """Raise DoesNotFit where the cache has too few pages for `batch` requests of so many tokens; before any is primed.
+
+    A step that lacks pages would notice too, but only after the whole batch was primed.
+    """
+    held, page = llm.memory.get("kv", 0), llm.config.block_size or 0
+    if not held or not page:
+        return
+    page_bytes = page * llm.model_config.kv_bytes_per_token(limits.ITEMSIZE[llm.config.dtype])
+    pages, needed = held // page_bytes - 1, batch * -(-tokens // page)  # the null page holds nobody's tokens
+    if needed > pages:
+        gib = (page_bytes * needed / 2**30, held / 2**30)
+        raise DoesNotFit(
+            f"batch {batch} with up to {tokens:,} tokens each",
+            f"does not fit: it needs {gib[0]:.1f} GiB of KV, and the cache has {gib[1]:.1f} GiB",
+            "Lower batch or context, or raise gpu_memory_utilization.",
+        )
 
 
 def _check_chunk(llm: LLM, batch: int, chunk: int) -> None:
@@ -288,20 +315,44 @@ def bench_step(
     should_stop: ShouldStop | None = None,
     requested_mode: str | None = None,
     yardsticks: Yardsticks | None = None,
+    filled: bool = False,
+    counted: LaunchCount | None = None,
 ) -> Row:
-    """`measure_steps` and `make_row` in one call, in the configuration that `llm` is in."""
-    reports, counted = measure_steps(
-        llm, batch, context, steps=steps, warmup=warmup, progress=progress, should_stop=should_stop
-    )
+    """`measure_steps` and `make_row` in one call, in the configuration that `llm` is in.
+
+    `counted`: the launches of this step where they are known; None counts them.
+    """
+    reports, found = measure_steps(
+        llm, batch, context, steps=steps, warmup=warmup, progress=progress, should_stop=should_stop,
+        count=counted is None, filled=filled,
+    )  # fmt: skip
     return make_row(
         llm,
         reports,
         batch=batch,
         context=context,
         requested_mode=requested_mode,
-        counted=counted,
+        counted=counted or found,
         yardsticks=yardsticks,
     )
+
+
+def setup_of(llm: LLM, where: tuple[str, str, str], requested_mode: str) -> Setup:
+    """What getting ready for the configuration that `llm` is in took. `where`: model, backend, compile."""
+    records, report = llm.capture_records, llm.compile_report
+    return Setup(
+        *where, requested_mode, len(records), sum(r.graphs for r in records), round(sum(r.ms for r in records), 2),
+        round(sum(r.mib for r in records), 2), round(report.total_ms, 1) if report else 0.0,
+        bool(report and report.from_cache),
+    )  # fmt: skip
+
+
+def captures_of(llm: LLM, where: tuple[str, str, str], requested_mode: str) -> list[Captured]:
+    """The same, size by size: what the graphs of each took."""
+    return [
+        Captured(*where, requested_mode, r.mode, r.size, r.graphs, round(r.ms, 2), round(r.mib, 3), r.kernel_nodes)
+        for r in llm.capture_records
+    ]
 
 
 def bench(

@@ -33,7 +33,7 @@ COMMANDS = {
     "bench": ("labkit.cli.measure", "time decode steps, eager and under graphs"),
     "bench attention": ("labkit.cli.measure", "time one backend's attention kernels"),
     "bench import": ("labkit.cli.measure", "time `import labkit`, and say what it loads"),
-    "record": ("labkit.cli.measure", "measure a suite into a file"),
+    "record": ("labkit.cli.record", "measure a suite into a file; goes on where it stopped"),
     "timeline": ("labkit.cli.timeline", "one step on two lanes: what the host launches and what the device runs"),
     "export vllm": ("labkit.cli.export", "the settings as vLLM takes them, and what has no counterpart"),
     "simulate": ("labkit.cli.simulate", "what a decode step would cost, computed from a model's shape"),

@@ -57,6 +57,30 @@ def refusals(recording: Recording) -> list[str]:
     ]
 
 
+def capture_table(recording: Recording) -> str:
+    """What capturing took, as aligned text: per configuration, and for its smallest and largest size."""
+    if not recording.setups:
+        return ""
+    lines = [
+        (
+            "model", "backend", "compile", "mode", "sizes", "graphs", "capture ms", "MiB", "compile s",
+            "smallest and largest",
+        )
+    ]  # fmt: skip
+    for one in recording.setups:
+        found = sorted((c for c in recording.captures if c.key[:4] == one.key), key=lambda c: (c.mode, c.size))
+        ends = [found[0], found[-1]] if len(found) > 1 else found
+        lines.append(
+            (
+                one.model, one.backend, one.compile, one.requested_mode, str(one.sizes), number(one.graphs),
+                number(one.capture_ms), number(one.graph_mib, 1),
+                (number(one.compile_ms / 1e3, 1) + (" (cached)" if one.from_cache else "")) if one.compile_ms else "-",
+                "; ".join(f"{c.mode} {c.size}: {number(c.ms, 1)} ms, {number(c.mib, 1)} MiB" for c in ends),
+            )
+        )  # fmt: skip
+    return f"captures\n{table(lines, left=(0, 1, 2, 3, 9))}"
+
+
 def _compiled(mode: str) -> str:
     return "" if mode == "NONE" else f"compile {mode}"
 
