@@ -16,7 +16,7 @@ from labkit.simulate.step import H200
 
 def claims_options(parser: Parser) -> None:
     parser.add_argument("--recording", metavar="FILE", action="append",
-                        help="judge by this recording instead of the shipped ones; may be given several times")  # fmt: skip
+                        help="judge by this recording, not by what ships; may be given several times")  # fmt: skip
 
 
 def claims(args: argparse.Namespace, console: Console) -> Answer:

@@ -27,7 +27,7 @@ def simulate_options(parser: Parser) -> None:
     parser.add_argument("--kv-bits", type=real, metavar="BITS", help="bits per element of K and V (default 16)")
     parser.add_argument("--tp", type=whole(1), metavar="N", help="GPUs that share every matrix (default 1)")
     parser.add_argument("--all-reduce-us", type=real, metavar="US",
-                        help="time of one exchange between the GPUs, two per layer (default 0: it was not measured)")  # fmt: skip
+                        help="time of one exchange between GPUs, two per layer (default 0: not measured)")  # fmt: skip
     parser.add_argument("--launches-per-layer", type=whole(1), metavar="N",
                         help="kernels per layer (default: the engine's own)")  # fmt: skip
     machine = parser.add_argument_group("the machine (defaults: an H200's, from the shipped recording)")
@@ -54,7 +54,8 @@ def simulate(args: argparse.Namespace, console: Console) -> Answer:
     shape = SHAPES["smollm2-135m" if name == DEFAULT_MODEL else name]
     model = DecodeModel(shape, **{field: given[option] for option, field in _QUESTION.items() if option in given})
     changes: dict[str, Any] = {
-        field: given[option] for option, field in (("gb_s", "copy_gb_s"), ("tflops", "tflops"), ("kernel_us", "kernel_us"))
+        field: given[option]
+        for option, field in (("gb_s", "copy_gb_s"), ("tflops", "tflops"), ("kernel_us", "kernel_us"))
         if option in given
     }  # fmt: skip
     if "launch_us" in given:
@@ -67,8 +68,8 @@ def simulate(args: argparse.Namespace, console: Console) -> Answer:
     wall = {step.mode: step.wall_ms for step in steps}
     if wall.get("FULL", 0.0) > wall.get("NONE", float("inf")):
         notes.append(
-            "FULL above NONE: kernels hide their launches here, and a replay's kernels are taken to start when launching it "
-            "is over. No recording has shown or refuted that."
+            "FULL above NONE: kernels hide their launches here, and a replay's kernels are taken to start when "
+            "launching it is over. No recording has shown or refuted that."
         )
     # The parameters once: they are the same in every mode.
     parameters = steps[0].as_dict()["parameters"]

@@ -34,9 +34,7 @@ def regime_figure(found: RegimeMap) -> go.Figure:
     ids = [[REGIMES.index(found.regime(i, j)) for j in range(columns)] for i in range(rows)]
     top = len(REGIMES) - 1
     # Two stops per colour: bands with no blending between them.
-    scale = [
-        [edge, LOOKS[name][1]] for k, name in enumerate(REGIMES) for edge in (k / (top + 1), (k + 1) / (top + 1))
-    ]
+    scale = [[edge, LOOKS[name][1]] for k, name in enumerate(REGIMES) for edge in (k / (top + 1), (k + 1) / (top + 1))]
     hover = [
         [
             f"{found.models[i].name}, batch {found.batches[j]}<br>SIMULATED {found.steps[i][j].wall_ms:.2f} ms<br>"
@@ -45,8 +43,9 @@ def regime_figure(found: RegimeMap) -> go.Figure:
     ]  # fmt: skip
     figure = go.Figure(layout=_layout(found))
     figure.add_trace(go.Heatmap(
-        z=ids, x=list(range(columns)), y=list(range(rows)), zmin=-0.5, zmax=top + 0.5, colorscale=scale, showscale=False,
-        xgap=2, ygap=2, text=hover, hovertemplate="%{text}<extra></extra>", meta=["cells"], name="SIMULATED",
+        z=ids, x=list(range(columns)), y=list(range(rows)), zmin=-0.5, zmax=top + 0.5, colorscale=scale,
+        showscale=False, xgap=2, ygap=2, text=hover, hovertemplate="%{text}<extra></extra>", meta=["cells"],
+        name="SIMULATED",
     ))  # fmt: skip
     cells = [(i, j) for i in range(rows) for j in range(columns)]
     figure.add_trace(go.Scatter(
@@ -139,7 +138,8 @@ def launch_figure(card: LaunchCard) -> go.Figure:
     shown = [bar for bar in bars if bar[1] is not None][::-1]
     figure.add_trace(go.Bar(
         y=[name for name, *_ in shown], x=[ms for _, ms, *_ in shown], orientation="h", xaxis="x2", yaxis="y2",
-        text=[f"{ms:.2f} ms" for _, ms, *_ in shown], textposition="auto", showlegend=False, name="a step", meta=["step"],
+        text=[f"{ms:.2f} ms" for _, ms, *_ in shown], textposition="auto", showlegend=False, name="a step",
+        meta=["step"],
         marker={"color": [hue for *_, hue in shown], "pattern": {"shape": [shape for _, _, shape, _ in shown]}},
         hovertemplate="%{y}: %{x:.3f} ms<extra></extra>",
     ))  # fmt: skip

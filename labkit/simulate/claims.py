@@ -1,9 +1,9 @@
-"""The numeric claims of two texts about attention backends and graphs, each beside our recorded value, a simulated one at
-the text's memory bandwidth, and a verdict. Refuses to measure, and to say "holds" or not where nothing was recorded.
+"""The numeric claims of two texts about attention backends and graphs, each beside our recorded value, a simulated one
+at the text's memory bandwidth, and a verdict. Refuses to measure, and to say "holds" or not where nothing was recorded.
 
 A verdict follows from RECORDED rows; for the 8B table from the recorded step with its bytes slowed down to the text's
-bandwidth. Values of `simulate_step` stand beside it for orientation and decide nothing. Two claims are arithmetic on bytes
-and bandwidth, and say so: there is nothing to measure.
+bandwidth. Values of `simulate_step` stand beside it for orientation and decide nothing. Two claims are arithmetic on
+bytes and bandwidth, and say so: there is nothing to measure.
 """
 
 from __future__ import annotations
@@ -153,22 +153,24 @@ def _step_8b(claimed_ms: float, mode: str, compile: str) -> Judge:
             note = "" if simulated else " The simulated step knows no compiler."
             return OPEN, f"Llama-3.1-8B has no recorded rows like this.{note}", [], simulated
         best = min(rows, key=lambda row: row.p50_ms)
-        evidence = [_recorded(f"{best.p50_ms:.2f} ms", f"{best.backend}, context {best.context}, the fastest of {len(rows)}")]
+        evidence = [
+            _recorded(f"{best.p50_ms:.2f} ms", f"{best.backend}, context {best.context}, the fastest of {len(rows)}")
+        ]
         scaled = _at_text_bandwidth(best)
         if scaled is not None:
             simulated.append(Evidence(Kind.SIMULATED, f"{scaled:.2f} ms", "the recorded step, its data at 3,350 GB/s"))
         value = best.p50_ms if scaled is None else scaled
         near = abs(value - claimed_ms) <= TOLERANCE * claimed_ms
         return (
-            HOLDS if near else FAILS, f"{'Within' if near else 'Not within'} {TOLERANCE:.0%} of it, its data slowed down to "
-            "the text's bandwidth where the floor was recorded.", evidence, simulated,
+            HOLDS if near else FAILS, f"{'Within' if near else 'Not within'} {TOLERANCE:.0%} of it, its data slowed "
+            "down to the text's bandwidth where the floor was recorded.", evidence, simulated,
         )  # fmt: skip
 
     return judge
 
 
 def _at_text_bandwidth(row: Row) -> float | None:
-    """A recorded step's milliseconds if its bytes moved at the text's bandwidth: an upper bound where launches hide them."""
+    """A recorded step's milliseconds if its bytes moved at the text's bandwidth; too long where launches hide them."""
     if row.floor_ms is None or row.gb_s is None:
         return None
     return row.p50_ms - row.floor_ms + row.gb_s * row.p50_ms / TEXT_GB_S
@@ -199,15 +201,17 @@ def _gains(known: Evidences, **fixed: Any) -> list[tuple[Row, Row, float]]:
 
 def _int4(known: Evidences) -> tuple[str, str, Sequence[Evidence], Sequence[Evidence]]:
     simulated = [
-        known.simulated(name, mode, weight_bits=4) for name in ("llama-3.2-1b", "llama-3.2-3b") for mode in ("NONE", "FULL")
+        known.simulated(name, mode, weight_bits=4)
+        for name in ("llama-3.2-1b", "llama-3.2-3b")
+        for mode in ("NONE", "FULL")
     ]
     return OPEN, "The engine has no INT4 weights yet, so that nothing could be recorded.", [], simulated
 
 
 def _third(known: Evidences) -> tuple[str, str, Sequence[Evidence], Sequence[Evidence]]:
     why = (
-        "It is the same unrecorded step. The words are off in any case: 1.5 to 1.0 ms is a third less time, and 1.5 times "
-        "the speed."
+        "It is the same unrecorded step. The words are off in any case: 1.5 to 1.0 ms is a third less time, and 1.5 "
+        "times the speed."
     )
     return OPEN, why, [], []
 
@@ -242,13 +246,16 @@ def _launch_cost(known: Evidences) -> tuple[str, str, Sequence[Evidence], Sequen
                 costs.setdefault(kind, []).append(us)
     if not costs:
         return OPEN, "No row carries launch costs.", [], []
-    evidence = [_recorded(_span(us, "{:.1f}") + " µs", f"one launch of kind {kind}, alone") for kind, us in costs.items()]
-    outside = [kind for kind, us in costs.items() if not (5 <= min(us) and max(us) <= 10)]
+    evidence = [
+        _recorded(_span(us, "{:.1f}") + " µs", f"one launch of kind {kind}, alone") for kind, us in costs.items()
+    ]
+    outside = [kind for kind, us in costs.items() if not (min(us) >= 5 and max(us) <= 10)]
     if not outside:
         return HOLDS, "Every kind of launch lies in the range.", evidence, []
     inside = [kind for kind in costs if min(costs[kind]) <= 10 and max(costs[kind]) >= 5]
-    why = f"Outside 5 to 10 µs, at least in part: {', '.join(outside)}. Inside, at least in part: {', '.join(inside) or 'none'}."
-    return FAILS, why + " What Python does around a launch counts here.", evidence, []
+    why = f"Outside 5 to 10 µs, at least in part: {', '.join(outside)}. Inside, at least in part: "
+    why += f"{', '.join(inside) or 'none'}. What Python does around a launch counts here."
+    return FAILS, why, evidence, []
 
 
 def _eager_launches(least: int, why: str) -> Judge:
@@ -264,7 +271,9 @@ def _eager_launches(least: int, why: str) -> Judge:
 
 
 def _replay(known: Evidences) -> tuple[str, str, Sequence[Evidence], Sequence[Evidence]]:
-    rows = [row for row in known.rows(mode="FULL", compile="NONE") if "launch" in row.phases_us and row.graph_launches == 1]
+    rows = [
+        row for row in known.rows(mode="FULL", compile="NONE") if "launch" in row.phases_us and row.graph_launches == 1
+    ]
     if not rows:
         return OPEN, "No step in one graph was recorded.", [], []
     probe = [row.launch_cost_us["graph"] for row in rows if "graph" in row.launch_cost_us]
@@ -279,7 +288,9 @@ def _replay(known: Evidences) -> tuple[str, str, Sequence[Evidence], Sequence[Ev
 
 def _dominant(known: Evidences) -> tuple[str, str, Sequence[Evidence], Sequence[Evidence]]:
     """Eager steps of small models whose device work, as FULL's device time says, is below a millisecond or near it."""
-    found = [(a, share) for a, b, share in _gains(known, compile="NONE") if b.device_us is not None and b.device_us < 1500]
+    found = [
+        (a, share) for a, b, share in _gains(known, compile="NONE") if b.device_us is not None and b.device_us < 1500
+    ]
     if not found:
         return OPEN, "No pair of an eager step and a graph with less than 1.5 ms on the device was recorded.", [], []
     shares = [share for _, share in found]
@@ -323,7 +334,9 @@ def _bytes_over_bandwidth(name: str, tp: int) -> Judge:
         ]
         near = abs(floor - 5.0) <= TOLERANCE * 5.0
         rows = [] if tp > 1 else known.rows(model=name, mode="FULL", batch=1)
-        recorded = [_recorded(f"{min(r.p50_ms for r in rows):.2f} ms", "FULL, the fastest; " + _where(rows))] if rows else []
+        recorded = (
+            [_recorded(f"{min(r.p50_ms for r in rows):.2f} ms", "FULL, the fastest; " + _where(rows))] if rows else []
+        )
         why = "Computed: weights over bandwidth, which no measurement of ours enters."
         return HOLDS if near else FAILS, why, recorded, simulated
 
@@ -348,8 +361,8 @@ def _backends(known: Evidences) -> tuple[str, str, Sequence[Evidence], Sequence[
         return OPEN, "No step was recorded with two backends.", [], []
     ratio, fast, slow = max(best, key=lambda item: item[0])
     evidence = [
-        _recorded(_span([r for r, _, _ in best], "{:.1f}") + " times", "fastest over slowest backend in tokens/s, FULL; "
-                  + _where([row for _, row, _ in best])),
+        _recorded(_span([r for r, _, _ in best], "{:.1f}") + " times",
+                  "fastest over slowest backend in tokens/s, FULL; " + _where([row for _, row, _ in best])),
         _recorded(f"{fast.tok_s:,.0f} and {slow.tok_s:,.0f} tokens/s",
                   f"{fast.backend} and {slow.backend}, {fast.model}, batch {fast.batch}, context {fast.context}"),
     ]  # fmt: skip
@@ -389,7 +402,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim("replay-cost", NOTE, "Launching a whole graph costs about 10 µs.", "~10 µs",
           "host time of a replay", _replay),
     Claim("kernels-50", NOTE, "A decode step has 50 kernels or more.", "50+",
-          "launches of an eager step, from a trace", _eager_launches(50, "Every recorded step has several times as many.")),
+          "launches of an eager step, from a trace", _eager_launches(50, "It is a lower bound, and a low one.")),
     Claim("kernels-hundreds", CHAPTER, "A forward pass is hundreds or thousands of small launches.", "100s-1,000s",
           "launches of an eager step, from a trace", _eager_launches(100, "Hundreds; thousands were not seen.")),
     Claim("scheduler", NOTE, "The scheduler's Python takes about 0.5 ms per step.", "~0.5 ms",
@@ -409,7 +422,7 @@ def findings(
     """Every claim judged by what is recorded.
 
     Args:
-        recordings: of GPUs; rows of a CPU and LIVE ones are passed over. shapes: by name, the claims' models among them.
+        recordings: of GPUs; rows of a CPU and LIVE ones are passed over. shapes: by name, with the claims' models.
     """
     known = Evidences(tuple(recordings), shapes, machine)
     out = []

@@ -3,13 +3,13 @@ Refuses to know files and the engine: rows and shapes are handed in.
 
 The defaults of `Machine` are `fit` of the 86 SmolLM2-135M rows of the recording `h200.json.gz` (two backends, NONE and
 FULL, batch 1 to 256, context 512). With these, 160 of its 172 rows are simulated within 20 %: 80 of those 86, and 80 of
-the 86 Qwen3-0.6B rows, which no constant was fitted to (medians: 2 % too short for each; of device time alone 167 rows).
+the 86 Qwen3-0.6B rows, which no constant was fitted to (medians: 2 % too short for each; 167 of device time alone).
 The region where it holds is therefore: an H200, those two shapes, decode steps of TRITON_ATTN and TORCH_SDPA, NONE and
 FULL, not compiled. Elsewhere it is a model that nobody has compared with a measurement.
 
-All 12 others were recorded *longer* than simulated. In the 7 FULL ones (SmolLM2 batch 120, 144, 152, 200, 248, 256; Qwen3
-batch 248) the host phases around the forward took 1.6 to 1.9 times what they took at neighbouring batches; with a row's
-own host phases each is within 5 %. In the 5 NONE ones (Qwen3: TRITON_ATTN batch 1, 32, 128, TORCH_SDPA batch 1 and 64)
+All 12 others were recorded *longer* than simulated. In the 7 FULL ones (SmolLM2 batch 120, 144, 152, 200, 248, 256;
+Qwen3 batch 248) the host phases around the forward took 1.6 to 1.9 times what the line through all rows says; with a
+row's own host phases each is within 5 %. In the 5 NONE ones (Qwen3: TRITON_ATTN batch 1, 32, 128, TORCH_SDPA batch 1 and 64)
 launching took longer than at neighbouring batches, and one part is the model's own: cuBLAS starts a fifth kernel per
 layer for Qwen3, which the list of kernels does not have. No constant was bent to meet these rows.
 """
@@ -34,7 +34,7 @@ RECORDED_MAX_LEN = 1024
 
 
 def decode_rows(rows: Iterable[Row]) -> list[Row]:
-    """The rows that the model speaks of: decodes of one token, not compiled, not emulated, in a mode and backend it has."""
+    """The rows that the model speaks of: decodes of one token, not compiled, on a GPU, of a mode and backend it has."""
     return [
         row for row in rows
         if not row.chunk and row.query_len == 1 and row.compile == "NONE" and not row.emulated
@@ -66,7 +66,8 @@ def fit(rows: Iterable[Row], shape: ModelConfig, start: Machine = H200) -> Machi
     eager, full = (_of_mode(triton, mode) for mode in ("NONE", "FULL"))
     if not eager or not full or not eager[0].launch_cost_us:
         raise LabkitError(
-            f"constants from rows of {shape.name}", "there are no rows of TRITON_ATTN in NONE and FULL with launch costs",
+            f"constants from rows of {shape.name}",
+            "there are no rows of TRITON_ATTN in NONE and FULL with launch costs",
             "Record the suite `slice` or `modes`.",
         )  # fmt: skip
     bandwidth = [row.gb_s * row.p50_ms / row.floor_ms for row in rows if row.gb_s and row.floor_ms]
@@ -103,7 +104,8 @@ def _fit_sdpa(rows: Sequence[Row], shape: ModelConfig, now: Machine) -> Machine:
     one = dataclasses.replace(now, sdpa_traffic=1.0)
     found = slope([(row.batch, (row.device_us or 0) - _work_us(row, shape, still, outside=False)) for row in full])
     per_unit = slope([
-        (row.batch, _work_us(row, shape, one, outside=False) - _work_us(row, shape, still, outside=False)) for row in full
+        (row.batch, _work_us(row, shape, one, outside=False) - _work_us(row, shape, still, outside=False))
+        for row in full
     ])  # fmt: skip
     now = dataclasses.replace(now, sdpa_layer_us=max(0.0, layer), sdpa_traffic=max(0.0, found / per_unit))
     bare = dataclasses.replace(now, sdpa_kernel_us=0.0)

@@ -58,8 +58,9 @@ class LaunchCard:
         """One or two sentences."""
         kind = self.provenance.kind
         text = (
-            f"{kind}: an eager step of {self.model} at batch {self.batch} starts {self.num_launches} kernels, and the host "
-            f"needs {self.launching_us / 1e3:.2f} ms for it, {self.launching_us / max(1, self.num_launches):.1f} µs each."
+            f"{kind}: an eager step of {self.model} at batch {self.batch} starts {self.num_launches} kernels, and the "
+            f"host needs {self.launching_us / 1e3:.2f} ms for it, "
+            f"{self.launching_us / max(1, self.num_launches):.1f} µs each."
         )
         if self.instructions_us is not None and self.data_us is not None:
             text += (
@@ -71,7 +72,12 @@ class LaunchCard:
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         out = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "provenance"}
-        return {**out, "provenance": self.provenance.as_dict(), "num_launches": self.num_launches, "summary": self.summary}
+        return {
+            **out,
+            "provenance": self.provenance.as_dict(),
+            "num_launches": self.num_launches,
+            "summary": self.summary,
+        }
 
 
 def launch_card(eager: Row, full: Row | None, provenance: Provenance) -> LaunchCard:
@@ -82,8 +88,8 @@ def launch_card(eager: Row, full: Row | None, provenance: Provenance) -> LaunchC
     """
     if eager.mode != "NONE" or not eager.launch_cost_us:
         raise LabkitError(
-            f"the launch cost of a {eager.mode} step of {eager.model}", "it needs an eager step with measured launch costs",
-            "Take a row of mode NONE from a machine with a GPU.",
+            f"the launch cost of a {eager.mode} step of {eager.model}",
+            "it needs an eager step with measured launch costs", "Take a row of mode NONE from a machine with a GPU.",
         )  # fmt: skip
     same = ("model", "backend", "batch", "context", "compile", "chunk")
     if full is not None and any(getattr(eager, name) != getattr(full, name) for name in same):

@@ -56,7 +56,7 @@ class RegimeMap:
         return waits[self.regime(model, batch)] / counted
 
     def crossing(self) -> list[int | None]:
-        """Per model the smallest batch at which the step no longer waits for instructions most; None where it always does."""
+        """Per model the smallest batch whose step no longer waits for instructions most; None where all do."""
         return [
             next((b for j, b in enumerate(self.batches) if self.regime(i, j) != "instructions"), None)
             for i in range(len(self.models))
@@ -122,7 +122,7 @@ def regime_map(
 def points_of(
     recordings: Iterable[Recording], *, context: int = 512, backend: str = "TRITON_ATTN", mode: str = "NONE"
 ) -> list[Point]:
-    """Recorded decode steps for the map, the first recording of a (model, batch) answering; each says what it waited for.
+    """Recorded decode steps for the map, each with what it waited for. Of several recordings the first answers.
 
     Time waiting for instructions can be read off rows only in pairs: what the same step took less of the device under
     FULL. Both rows are from one recording.

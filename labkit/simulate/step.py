@@ -1,13 +1,13 @@
-"""What one decode step would cost: kernels from a model's shape, times from a machine's constants, order from the queue.
+"""What one decode step would cost: kernels from a model's shape, times from a machine's constants, run by the queue.
 Refuses to know weights, the engine and recordings; constants are made out of recordings in `labkit.simulate.fit`.
 
 A kernel takes a fixed time plus whichever is longer, moving its bytes or computing. Everything here is SIMULATED. What
-was compared with measurements, and how far it was off, is in the docstring of `labkit.simulate.fit`. Never compared with
-a measurement: PIECEWISE, tensor parallelism, weights of less than 16 bits. Not modelled: torch.compile, prefill,
+was compared with measurements, and how far it was off, is in the docstring of `labkit.simulate.fit`. Never compared
+with a measurement: PIECEWISE, tensor parallelism, weights of less than 16 bits. Not modelled: torch.compile, prefill,
 communication between GPUs beyond `all_reduce_us` (0 unless given).
 
-The kernels of a replay start when launching it is over. Where every kernel is longer than its launch, FULL therefore comes
-out a little above NONE; no recording has shown or refuted that.
+The kernels of a replay start when launching it is over. Where every kernel is longer than its launch, FULL therefore
+comes out a little above NONE; no recording has shown or refuted that.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ _FUSIBLE = ("activation", "rotation, cache write", "norm before the MLP", "norm 
 class DecodeModel:
     """One decode step of a model: what has to be done, on each of `tp` GPUs.
 
-    context: tokens of KV per request. weight_bits: 4 is INT4, whose scales and unpacking are left out. kv_bits: of K, V.
+    context: tokens of KV per request. weight_bits: 4 is INT4, scales and unpacking left out. kv_bits: of K and V.
     tp: GPUs that share every matrix. max_model_len: what TORCH_SDPA gathers under a graph; None takes the context.
     launches_per_layer: None is the engine's own kernels; more are small operations of their own (a model whose
     operations are not fused), fewer are fused away.
@@ -148,7 +148,8 @@ class DecodeModel:
             )  # fmt: skip
         if self.backend not in BACKENDS:
             raise ConfigError(
-                f"backend={self.backend!r}", "its cost is not known from a recording", did_you_mean(self.backend, BACKENDS)
+                f"backend={self.backend!r}", "its cost is not known from a recording",
+                did_you_mean(self.backend, BACKENDS),
             )  # fmt: skip
         if not (math.isfinite(self.all_reduce_us) and self.all_reduce_us >= 0):
             raise ConfigError(f"all_reduce_us={self.all_reduce_us}", "is no time", "Give µs, zero or more.")
@@ -168,8 +169,8 @@ class DecodeModel:
 class Kernel:
     """What one kernel does on one GPU: bytes it moves, operations it computes; `kind` is that of its launch.
 
-    fixed_us, launch_us: device and host time where they do not follow from the machine and the kind. where: "piece" for what every graph takes in,
-    "attention" for what PIECEWISE leaves out, "outside" for what no graph takes in.
+    fixed_us, launch_us: device and host time where they do not follow from the machine and the kind. where: "piece" for
+    what every graph takes in, "attention" for what PIECEWISE leaves out, "outside" for what no graph takes in.
     """
 
     name: str

@@ -8,8 +8,8 @@ import statistics
 import pytest
 
 from labkit.errors import LabkitError
-from labkit.measure.recordings import Row, load
 from labkit.measure import recordings
+from labkit.measure.recordings import Row, load
 from labkit.models.shapes import SHAPES
 from labkit.simulate.fit import Comparison, compare, decode_rows, fit, model_of, slope
 from labkit.simulate.step import H200, DecodeModel, Machine, simulate_step
@@ -68,8 +68,8 @@ def row_of(model: DecodeModel, machine: Machine, mode: str) -> Row:
     sampling = step.timeline.wall_us - around - launching
     num_bytes = 1e9
     return Row(
-        model.shape.name, "bfloat16", model.backend, None, mode, mode, model.batch, model.batch, model.context, 1, "NONE",
-        True, ms, ms, ms, 1, (ms,), around + launching + sampling, step.device_us, step.timeline.launches,
+        model.shape.name, "bfloat16", model.backend, None, mode, mode, model.batch, model.batch, model.context, 1,
+        "NONE", True, ms, ms, ms, 1, (ms,), around + launching + sampling, step.device_us, step.timeline.launches,
         step.timeline.graph_launches, dict(machine.launch_us), num_bytes / ms / 1e6,
         num_bytes / machine.copy_gb_s / 1e6, 1.0, 1.0, {"launch": launching, "sample": sampling},
     )  # fmt: skip
