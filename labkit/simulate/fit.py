@@ -9,9 +9,9 @@ FULL, not compiled. Elsewhere it is a model that nobody has compared with a meas
 
 All 12 others were recorded *longer* than simulated. In the 7 FULL ones (SmolLM2 batch 120, 144, 152, 200, 248, 256;
 Qwen3 batch 248) the host phases around the forward took 1.6 to 1.9 times what the line through all rows says; with a
-row's own host phases each is within 5 %. In the 5 NONE ones (Qwen3: TRITON_ATTN batch 1, 32, 128, TORCH_SDPA batch 1 and 64)
-launching took longer than at neighbouring batches, and one part is the model's own: cuBLAS starts a fifth kernel per
-layer for Qwen3, which the list of kernels does not have. No constant was bent to meet these rows.
+row's own host phases each is within 5 %. In the 5 NONE ones (Qwen3: TRITON_ATTN batch 1, 32, 128, TORCH_SDPA batch 1
+and 64) launching took longer than at neighbouring batches, and one part is the model's own: five launches of matrix
+products per layer were counted for Qwen3, and the list of kernels has four. No constant was bent to meet these rows.
 """
 
 from __future__ import annotations
