@@ -84,22 +84,20 @@ def _times(step: Step) -> Iterator[str]:
     spans = [*step.calls, *(work for work, _ in step.works), *step.unclaimed]
     bad = [s for s in spans if not (math.isfinite(s.begin_us) and math.isfinite(s.end_us) and s.end_us >= s.begin_us)]
     if bad:
-        yield f"{_count(bad, 'span')} of the trace end before they begin or have no time ({_names(bad)})."
+        yield f"Spans of the trace end before they begin, or have no time: {len(bad)} ({_names(bad)})."
 
 
 def _attribution(step: Step) -> Iterator[str]:
     if step.unclaimed:
-        yield (
-            f"{_count(step.unclaimed, 'kernel or copy', 'kernels or copies')} ran that no host call of the trace "
-            f"started ({_names(step.unclaimed)})."
-        )
+        names = _names(step.unclaimed)
+        yield f"No host call of the trace started {_count(step.unclaimed, 'span')} of the device ({names})."
     without = [c for c in step.calls if c.kind in ("kernel", "graph") and c.correlation is None]
     if without:
-        yield f"{_count(without, 'launch', 'launches')} carry no correlation id, so their kernels cannot be found."
+        yield f"No correlation id on {_count(without, 'launch', 'launches')}: the kernels cannot be found."
     ids = collections.Counter(c.correlation for c in step.calls if c.kind != "event" and c.correlation is not None)
     twice = [c for c in step.calls if c.kind != "event" and ids[c.correlation] > 1]
     if twice:
-        yield f"{_count(twice, 'host call')} share correlation ids ({_names(twice)}), so kernels belong to either."
+        yield f"Host calls share correlation ids, so that kernels belong to either: {len(twice)} ({_names(twice)})."
 
 
 def _lost(step: Step) -> Iterator[str]:
@@ -120,8 +118,8 @@ def _clock(step: Step) -> Iterator[str]:
         graphs = sum(call.kind == "graph" for _, call in early)
         where = f", {graphs} of them in graphs" if graphs else ""
         yield (
-            f"{_count(early, 'kernel')}{where} start up to {most:.1f} µs before the host call that launched them: the "
-            f"trace's clocks of host and device disagree (by more than {CLOCK_US:g} µs)."
+            f"Kernels start up to {most:.1f} µs before the host call that launched them ({len(early)}{where}): the "
+            f"trace's clocks of host and device disagree by more than {CLOCK_US:g} µs."
         )
 
 
@@ -131,7 +129,7 @@ def _window(step: Step) -> Iterator[str]:
     begin, end = step.window
     out = [w for w, _ in step.works if w.begin_us < begin - CLOCK_US or w.end_us > end + CLOCK_US]
     if out:
-        yield f"{_count(out, 'kernel or copy', 'kernels or copies')} lie outside the traced time ({_names(out)})."
+        yield f"Outside the traced time: {_count(out, 'span')} of the device ({_names(out)})."
 
 
 def _graphs(step: Step) -> Iterator[str]:
@@ -144,7 +142,7 @@ def _graphs(step: Step) -> Iterator[str]:
     ordered = sorted(spans.values())
     mixed = sum(later[0] < earlier[1] - CLOCK_US for earlier, later in zip(ordered, ordered[1:], strict=False))
     if mixed:
-        yield f"{_count([0] * mixed, 'graph')} begin while the graph before still runs, on one stream."
+        yield f"A graph begins while the one before it still runs: {_number(mixed, 'time')}."
 
 
 def _event_time(step: Step, expected: Expected) -> Iterator[str]:
