@@ -34,10 +34,15 @@ COMMANDS = {
     "bench attention": ("labkit.cli.measure", "time one backend's attention kernels"),
     "bench import": ("labkit.cli.measure", "time `import labkit`, and say what it loads"),
     "record": ("labkit.cli.record", "measure a suite into a file; goes on where it stopped"),
+    "recordings": ("labkit.cli.recordings", "list the recordings that panels show: those that ship, and yours"),
+    "recordings add": ("labkit.cli.recordings", "check a recording and put it among yours"),
+    "recordings diff": ("labkit.cli.recordings", "two machines side by side, where both have the same configuration"),
     "timeline": ("labkit.cli.timeline", "one step on two lanes: what the host launches and what the device runs"),
+    "compare transformers": ("labkit.cli.compare", "the same decode steps in transformers, in the same process"),
     "export vllm": ("labkit.cli.export", "the settings as vLLM takes them, and what has no counterpart"),
     "simulate": ("labkit.cli.simulate", "what a decode step would cost, computed from a model's shape"),
     "claims": ("labkit.cli.claims", "the source texts' numbers beside ours, each with a verdict"),
+    "course": ("labkit.cli.course", "how far you have come: chapters, exercises, self-check items, what is next"),
 }
 
 

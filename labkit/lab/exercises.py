@@ -22,6 +22,7 @@ from labkit.lab.trial import Outcome
 
 PASS, NOT_YET, NOT_ATTEMPTED = "PASS", "NOT YET", "NOT ATTEMPTED"
 NUM_HINTS = 3
+_PLAIN = (int, float, str, bytes, type(None))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,9 +154,18 @@ class CheckCard(Card):
 
 
 def check(exercise: Exercise, answer: Any) -> CheckCard:
-    """Judge an answer. Never raises: whatever the answer does becomes a card. Noted in the learner's progress."""
+    """Judge an answer. Never raises: whatever the answer does becomes a card. Noted in the learner's progress.
+
+    With LABKIT_SOLUTIONS=1 the solution is judged in its place; one that fails raises, and nothing is noted.
+    """
     if progress.solutions_wanted():
-        answer = exercise.solution
+        card = _judge(exercise, exercise.solution)
+        assert card.passed, f"{card!r}: the solution fails its own check"  # this is a run of the course's own tests
+        return card
+    return _judge(exercise, answer)
+
+
+def _judge(exercise: Exercise, answer: Any) -> CheckCard:
     if answer is ... or answer is None or is_empty(answer):
         return _not_attempted(exercise)
     if not callable(answer):
@@ -247,7 +257,8 @@ def _first_difference(
     else:
         body.append(rows({"yours": _said(got, exercise), "expected": should}))
         why = difference(expected.value, got.value) if expected.error is None else None
-        if why and (len(str(shown(expected.value))) > 20 or type(expected.value) is not type(got.value)):
+        plain = isinstance(expected.value, _PLAIN) and type(expected.value) is type(got.value)
+        if why and not plain:  # two short values beside each other say it themselves
             body.append(paragraph(f"Yours {why}."))
         if got.mutated and not exercise.mutates:
             changed = f"Your function changed its input {got.mutated!r}. Work on a copy: others still use it."

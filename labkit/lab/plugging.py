@@ -26,13 +26,13 @@ from labkit.lab.progress import solutions_wanted
 class Socket:
     """One function that is plugged in, and what came of it.
 
-    calls: how often it was asked. different: how many answers differed; unusable: how many of those the engine could not
-    go on with, so that its own counted. used: how many answers counted.
+    calls: how often it was asked. different: how many answers differed; unusable: how many of those the engine could
+    not go on with, so that its own counted. used: how many answers counted.
     problem: a sentence on the first difference or error, "" so far. undone: the engine's own answers count now.
     attempted: it is more than a stub.
     """
 
-    def __init__(self, hook: Hook, function: Callable[..., Any], trust: bool) -> None:
+    def __init__(self, hook: Hook, function: Any, trust: bool) -> None:
         self.hook, self.function, self.trust = hook, function, trust
         self.calls = self.different = self.unusable = self.used = self.at = 0
         self.problem, self.undone, self.attempted = "", False, True
@@ -168,7 +168,7 @@ class Plugged:
         return self.card()._repr_html_()
 
 
-def plug(*, trust: bool = False, llm: Any = None, **functions: Callable[..., Any]) -> Plugged:
+def plug(*, trust: bool = False, llm: Any = None, **functions: Any) -> Plugged:
     """Put functions where the engine calls its own, for the length of a `with` block.
 
     Args:

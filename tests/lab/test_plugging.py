@@ -1,4 +1,4 @@
-"""A learner's function in the engine: it is really called, a right one changes nothing, a wrong one is caught or shows."""
+"""A learner's function in the engine: it is called, a right one changes nothing, a wrong one is caught or shows."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def test_pieces_cuts_what_is_compiled(tmp_path, monkeypatch):
             (one_piece_less, True, "but 1 that could not be"),
         ):  # fmt: skip
             with plug(pieces=function, trust=trust) as plugged:
-                cut = compiling.split_model(eager.engine.model)
+                cut = compiling.split_model(eager.engine.model.decoder)
             assert plugged.calls["pieces"] == 1 and state in repr(plugged)
             assert (len(cut.program.pieces), cut.program.num_classes) == (3, 3)
     settings = {**SMALL, "compilation_mode": "VLLM_COMPILE", "cudagraph_mode": "NONE"}
