@@ -108,8 +108,10 @@ class Form:
         """Show every control that the source asks for, and keep what can be kept."""
         if defaults:
             self._kept, self._fields = {}, {}
-        self._fill()
+        notes = self._fill()
         self._source_changed()
+        if notes:
+            self._changed(notes)
 
     def add(self, source: Source) -> None:
         """Offer one more source, and pick it."""

@@ -18,16 +18,16 @@ import ipywidgets as widgets
 import plotly.graph_objects as go
 
 from labkit.errors import LabkitError
-from labkit.lab import keeping, panel_html, ui
+from labkit.lab import keeping, ui
 from labkit.lab.face import AnyForm, Face, StageLine, stopping
 from labkit.lab.gate import Gate, GateBox
 from labkit.lab.panel_html import LETTERS
 from labkit.lab.runs import AnyRun, Stopped
+from labkit.lab.words import Words, pins
 from labkit.lab.worker import Job, Worker, shared_worker, strict
 
 #: Seconds between two redraws while something comes in.
 REFRESH_S = 0.2
-
 
 R = TypeVar("R", bound=AnyRun)
 
@@ -36,7 +36,8 @@ class Frame(Generic[R]):
     """Buttons, chart, sentences and table around runs. A panel is one subclass, with what is listed under "hooks".
 
     Args:
-        name: of the files that it writes. title: its heading. absent: sentences on sources that are not there.
+        name: of the files that it writes. title: its heading. words: how its runs are put into words.
+        absent: sentences on sources that are not there.
         worker: the thread that runs jobs; None takes the one all panels share.
         redraw: True draws the chart anew each time instead of updating a FigureWidget; None decides by what is there.
         gate: a question that is asked before the first run.
@@ -53,6 +54,7 @@ class Frame(Generic[R]):
         name: str,
         title: str,
         form: AnyForm,
+        words: Words,
         *,
         absent: Sequence[str] = (),
         worker: Worker | None = None,
@@ -61,7 +63,7 @@ class Frame(Generic[R]):
         gate: Gate | None = None,
         autosave: bool | None = None,
     ) -> None:
-        self.name, self.title, self.form = name, title, form
+        self.name, self.title, self.form, self.words = name, title, form, words
         self.worker = worker or shared_worker()
         self.runs: list[R] = []
         self.pinned: list[R] = []
@@ -85,34 +87,6 @@ class Frame(Generic[R]):
         """Everything that is drawn, `coming` being what is not finished."""
         raise NotImplementedError
 
-    def _sentence(self, run: R) -> str:
-        """The sentence about a run."""
-        raise NotImplementedError
-
-    def _said(self, run: R, changed: str) -> str:
-        """The same as HTML, with notes and origin; `changed` says what became of the run before."""
-        raise NotImplementedError
-
-    def _why(self, new: R, old: R) -> str:
-        """Why a run differs from the one before, or ""."""
-        return ""
-
-    def _row(self, run: R) -> dict[str, Any]:
-        """A line of the table as plain values."""
-        raise NotImplementedError
-
-    def _table(self) -> str:
-        """The table as HTML."""
-        raise NotImplementedError
-
-    def _pin_card(self, letter: str, run: R) -> str:
-        """A pinned run as HTML."""
-        raise NotImplementedError
-
-    def _compare(self, first: R, other: R, letters: str) -> str:
-        """How two pinned runs differ, or why no ratio is taken."""
-        raise NotImplementedError
-
     def _settings_of(self, run: R) -> Any:
         """What the controls said when it ran."""
         raise NotImplementedError
@@ -128,10 +102,6 @@ class Frame(Generic[R]):
     def _restore(self, data: Mapping[str, Any], number: int) -> R:
         """A stored run, marked as earlier. Any error means that it is of another version, and is left out."""
         raise NotImplementedError
-
-    def _drawn(self, run: R) -> Mapping[str, Any]:
-        """What the chart may show of a run beside its row, by key."""
-        return {}
 
     def _at_end(self) -> list[widgets.Widget]:
         """Widgets below everything."""
@@ -157,17 +127,17 @@ class Frame(Generic[R]):
     @property
     def table(self) -> list[dict[str, Any]]:
         """The table under the chart as plain values."""
-        return [self._row(run) for run in self.runs]
+        return [self.words.row(run) for run in self.runs]
 
     @property
     def summary(self) -> str:
         """The sentence about the newest run; empty before the first."""
-        return self._sentence(self.runs[-1]) if self.runs else ""
+        return self.words.sentence(self.runs[-1]) if self.runs else ""
 
     @property
     def changed(self) -> str:
         """Why the newest run differs from the one before it; empty where there is nothing to say."""
-        return self._why(self.runs[-1], self.runs[-2]) if len(self.runs) > 1 else ""
+        return self.words.changed(self.runs[-1], self.runs[-2]) if len(self.runs) > 1 else ""
 
     @property
     def busy(self) -> bool:
@@ -260,7 +230,7 @@ class Frame(Generic[R]):
         """Forget all runs and pins and put the controls back; Resume brings the runs back."""
         with self._guarded("Reset"):
             self._not_busy("Reset")
-            self.kept.remember(self._stored_runs())
+            self.kept.remember(self._storable())
             self.runs, self.pinned = [], []
             self.error.value = self.face.files.value = ""
             self._quiet = True
@@ -325,7 +295,7 @@ class Frame(Generic[R]):
             raise
         else:
             done = self._done(run)
-            self.kept.store(self._stored_runs())
+            self.kept.store(self._storable())
         finally:
             self._ended(done)
 
@@ -444,10 +414,10 @@ class Frame(Generic[R]):
         if self.gate is not None:
             self.gate.show(self.runs)
         self.view.show(self._chart())
-        self.table_area.value = self._table()
-        self.pins.value = self._pins()
+        self.table_area.value = self.words.table(self.runs)
+        self.pins.value = pins(self.words, self.pinned)
         first = ui.block(ui.escape(self.first_words), "lk-sentence") if self.current is not None else ""
-        self.said.value = self._said(self.runs[-1], self.changed) if self.runs else first
+        self.said.value = self.words.said(self.runs[-1], self._since(self.changed)) if self.runs else first
         self._mark_stale()
         if self.current is not None:
             self._enable()
@@ -457,18 +427,6 @@ class Frame(Generic[R]):
     def _since(self, changed: str) -> str:
         return f"Compared with run {self.runs[-2].number}: {changed}" if changed and len(self.runs) > 1 else ""
 
-    def _pins(self) -> str:
-        cards = [self._pin_card(LETTERS[i], run) for i, run in enumerate(self.pinned)]
-        said = [("", "Pin another run to compare the two.")]
-        if len(self.pinned) > 1:
-            first = self.pinned[0]
-            said = [
-                (ui.badge(first.kind) if other.kind == first.kind else "",
-                 self._compare(first, other, LETTERS[0] + LETTERS[i]))
-                for i, other in enumerate(self.pinned) if i
-            ]  # fmt: skip
-        return panel_html.pins_html(cards, said)
-
     # --- files -----------------------------------------------------------------------------------------------------
 
     def _file(self, end: str) -> bytes:
@@ -477,10 +435,12 @@ class Frame(Generic[R]):
         if end == ".csv":
             return keeping.csv_of(self.table, [run.provenance for run in self.runs])
         if end == ".json":
-            return keeping.json_of(self.name, self._stored_runs())
+            return keeping.json_of(self.name, [self._store(run) for run in self.runs])
         if end == ".html":
-            body = "".join(f"<section>{self._said(run, '')}</section>" for run in self.runs[-1:])
-            return keeping.html_of(self.title, self.figure, f"{body}{self._pins()}{self._table()}")
+            body = "".join(f"<section>{self.words.said(run, '')}</section>" for run in self.runs[-1:])
+            return keeping.html_of(
+                self.title, self.figure, f"{body}{pins(self.words, self.pinned)}{self.words.table(self.runs)}"
+            )
         return keeping.png_of(self.figure)
 
     def _save_pressed(self, end: str) -> None:
@@ -494,8 +454,13 @@ class Frame(Generic[R]):
                 f"<p>Saved as <b>{ui.escape(path.name)}</b> in this notebook's folder. {offer}</p>", "lk-small"
             )
 
-    def _stored_runs(self) -> list[Mapping[str, Any]]:
-        return [self._store(run) for run in self.runs]
+    def _storable(self) -> list[Mapping[str, Any]]:
+        """The runs as plain values; what holds anything else does not outlive the kernel, and is shown all the same."""
+        out: list[Mapping[str, Any]] = []
+        for run in self.runs:
+            with contextlib.suppress(LabkitError):
+                out.append(keeping.plain(self._store(run)))
+        return out
 
     # --- building --------------------------------------------------------------------------------------------------
 

@@ -6,16 +6,16 @@ A gate holds back the Run button until something is predicted or the question is
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import importlib
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import ipywidgets as widgets
 
-from labkit.errors import ConfigError
-from labkit.lab import ui
+from labkit.errors import ConfigError, LabkitError
+from labkit.lab import progress, ui
 from labkit.lab.fields import Number
 
 
@@ -167,12 +167,9 @@ class GateBox:
         return f"{verdict} Result: <b>{ui.escape(self.gate.name_of(answer))}</b>.</p><p>{ui.escape(why)}</p>"
 
     def _note(self, value: Any, right: bool | None) -> None:
-        """Hand it to the learner's progress, once, where there is such a thing."""
+        """Hand it to the learner's progress, once."""
         if self._noted == (value, right):
             return
         self._noted = (value, right)
-        try:
-            progress = importlib.import_module("labkit.lab.progress")
-        except ImportError:
-            return
-        progress.note_prediction(self.gate.id, value, right)
+        with contextlib.suppress(OSError, LabkitError):
+            progress.note_prediction(self.gate.id, value, right)

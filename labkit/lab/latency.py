@@ -93,8 +93,8 @@ class LatencyPanel(Frame[Run]):
         if not any(s.kind == "RECORDED" for s in self.sources):
             absent.append("No RECORDED source: this labkit ships no recordings.")
         super().__init__(
-            "latency", "Latency of one decode step", self.controls, absent=[*absent, *problems], worker=worker,
-            redraw=redraw, refresh_s=refresh_s, gate=gate, autosave=autosave,
+            "latency", "Latency of one decode step", self.controls, StepWords(), absent=[*absent, *problems],
+            worker=worker, redraw=redraw, refresh_s=refresh_s, gate=gate, autosave=autosave,
         )  # fmt: skip
         self.log.observe(lambda change: None if self._quiet else self._show_coming([]), names="value")
         self.controls.refill()
@@ -175,32 +175,6 @@ class LatencyPanel(Frame[Run]):
         runs = [*(sentences.points_of(run) for run in self.runs), *coming]
         return latency_figure(runs, [sentences.points_of(run) for run in self.pinned], log=bool(self.log.value))
 
-    def _sentence(self, run: Run) -> str:
-        return sentences.summary(run)
-
-    def _said(self, run: Run, changed: str) -> str:
-        return run_html.summary_html(run, self._since(changed))
-
-    def _why(self, new: Run, old: Run) -> str:
-        return sentences.changed(new, old)
-
-    def _row(self, run: Run) -> dict[str, Any]:
-        return sentences.table_row(run)
-
-    def _drawn(self, run: Run) -> dict[str, Any]:
-        row = run.row
-        return {"samples": row.samples_ms, "median": [row.p50_ms] * 2,
-                "band": [row.p10_ms, row.p10_ms, row.p90_ms, row.p90_ms, row.p10_ms]}  # fmt: skip
-
-    def _table(self) -> str:
-        return run_html.table_html(self.runs)
-
-    def _pin_card(self, letter: str, run: Run) -> str:
-        return run_html.pin_card(letter, run)
-
-    def _compare(self, first: Run, other: Run, letters: str) -> str:
-        return sentences.comparison(first, other, letters)
-
     def _settings_of(self, run: Run) -> Settings:
         return run.settings
 
@@ -258,6 +232,35 @@ class LatencyPanel(Frame[Run]):
         self.sources.append(found[0])
         self.controls.add(found[0])
         return f"{entry.label} is offered as a source of its own."
+
+
+class StepWords:
+    """What is said of a decode step."""
+
+    def sentence(self, run: Run) -> str:
+        return sentences.summary(run)
+
+    def said(self, run: Run, before: str) -> str:
+        return run_html.summary_html(run, before)
+
+    def changed(self, new: Run, old: Run) -> str:
+        return sentences.changed(new, old)
+
+    def row(self, run: Run) -> dict[str, Any]:
+        return sentences.table_row(run)
+
+    def drawn(self, run: Run) -> dict[str, Any]:
+        low, mid, high = run.row.p10_ms, run.row.p50_ms, run.row.p90_ms
+        return {"samples": run.row.samples_ms, "median": [mid, mid], "band": [low, low, high, high, low]}
+
+    def table(self, runs: Sequence[Run]) -> str:
+        return run_html.table_html(runs)
+
+    def card(self, letter: str, run: Run) -> str:
+        return run_html.pin_card(letter, run)
+
+    def compare(self, first: Run, other: Run, letters: str) -> str:
+        return sentences.comparison(first, other, letters)
 
 
 __all__ = ["AUTO", "LatencyPanel", "latency_panel"]

@@ -13,13 +13,13 @@ import plotly.graph_objects as go
 
 from labkit.errors import ConfigError, LabkitError
 from labkit.figures.points import drawn, first_difference, runs_drawn
-from labkit.lab import keeping, panel_html, ui
+from labkit.lab import keeping, ui
 from labkit.lab.fields import Choice, Control, Number, Text, Toggle
 from labkit.lab.form import Form
 from labkit.lab.frame import Frame
 from labkit.lab.gate import Gate
-from labkit.lab.pins import Side, compare, since
 from labkit.lab.runs import Context, Outcome, Run, Source, Stopped, simulated
+from labkit.lab.words import PanelWords
 from labkit.lab.worker import Job, Worker
 from labkit.measure.provenance import Kind, Provenance
 from labkit.measure.stats import Measurement
@@ -68,12 +68,21 @@ class Panel(Frame[Run]):
     ) -> None:
         if not sources:
             raise ConfigError(f"panel {name!r}", "has no source", "Give one; SIMULATED runs everywhere.")
-        self._figure, self._columns, self._changed_by = figure, list(columns), changed
+        self._figure = figure
         self.first_words = first_words or Frame.first_words
         form = Form(sources, self._changed, self._source_changed)
         more = {} if refresh_s is None else {"refresh_s": refresh_s}
         super().__init__(
-            name, title, form, absent=absent, worker=worker, redraw=redraw, gate=gate, autosave=autosave, **more
+            name,
+            title,
+            form,
+            PanelWords(columns, changed, form.labels),
+            absent=absent,
+            worker=worker,
+            redraw=redraw,
+            gate=gate,
+            autosave=autosave,
+            **more,
         )
         self._form = form
         form.refill()
@@ -128,46 +137,6 @@ class Panel(Frame[Run]):
         figure = self._figure([*self.runs, *coming], list(self.pinned))
         return ui.themed(figure)
 
-    def _sentence(self, run: Run) -> str:
-        return run.summary
-
-    def _said(self, run: Run, changed: str) -> str:
-        early = "Stopped early: the numbers are of what ran." if run.stopped else ""
-        before = "Brought back: this was measured before." if run.earlier else ""
-        return panel_html.said_html(
-            run.kind, run.provenance, run.summary, [self._since(changed), *run.notes, early, before]
-        )
-
-    def _why(self, new: Run, old: Run) -> str:
-        labels = self._form.labels()
-        moved = [
-            f"{labels.get(name, name)} {panel_html.short(old.settings[name])} → {panel_html.short(value)}"
-            for name, value in new.settings.items()
-            if name in old.settings and keeping.plain(old.settings[name]) != keeping.plain(value)
-        ]
-        said = since(", ".join(moved), *(self._side(run, f"run {run.number}") for run in (old, new)))
-        why = self._changed_by(new, old) if self._changed_by is not None else ""
-        return " ".join(filter(None, (said, why)))
-
-    def _row(self, run: Run) -> dict[str, Any]:
-        return {"run": run.number, "kind": run.kind, "source": run.source, **run.values}
-
-    def _drawn(self, run: Run) -> Mapping[str, Any]:
-        return run.data if isinstance(run.data, Mapping) else {}
-
-    def _table(self) -> str:
-        return panel_html.table_html(self.runs, self._columns)
-
-    def _pin_card(self, letter: str, run: Run) -> str:
-        return panel_html.pin_card(letter, run, self._columns)
-
-    def _compare(self, first: Run, other: Run, letters: str) -> str:
-        return compare(*(self._side(run, letter) for run, letter in zip((first, other), letters, strict=True)))
-
-    @staticmethod
-    def _side(run: Run, letter: str) -> Side:
-        return Side(letter, run.number, run.provenance, run.outcome.measurement, run.outcome.quantity)
-
     def _settings_of(self, run: Run) -> Any:
         return run.settings
 
@@ -207,7 +176,7 @@ def figure_equals_data(panel: Any) -> bool:
     Raises:
         AssertionError: with the first number that differs, or when the newest run is not drawn.
     """
-    known = {run.number: panel_values(panel, run) for run in panel.runs}
+    known = {run.number: {**panel.words.drawn(run), **panel.words.row(run)} for run in panel.runs}
     traces = panel.figure.data
     wrong = first_difference(traces, known)
     if wrong:
@@ -215,8 +184,3 @@ def figure_equals_data(panel: Any) -> bool:
     if panel.runs and panel.runs[-1].number not in runs_drawn(traces):
         raise AssertionError(f"the chart of {panel!r} shows nothing of run {panel.runs[-1].number}")
     return True
-
-
-def panel_values(panel: Any, run: Any) -> dict[str, Any]:
-    """Everything that a chart may draw of a run, by key."""
-    return {**panel._drawn(run), **panel._row(run)}

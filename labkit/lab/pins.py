@@ -49,7 +49,9 @@ def compare(a: Side, b: Side) -> str:
         return f"No ratio: {error.why}."
     if not found.shown:
         takes = _times(a, f"{found.value:.2f} ({found.low:.2f}–{found.high:.2f})", b)
-        why = "the model gives the same for both" if simulated else "noise, or less than 5 %"
+        why = "noise, or less than 5 %"
+        if simulated:
+            why = "the model gives the same for both" if found.low == found.high else "each spreads over more than that"
         return f"No difference shown: {takes}; {why}."
     if found.value >= 1:
         return f"{_times(a, f'{found.value:.2f}', b)}{_between(found.low, found.high)}."
