@@ -21,6 +21,8 @@ from labkit.cli.step_tables import capture_table, step_table
 TABLES: dict[str, tuple[str, str]] = {
     "attention": ("labkit.bench.recorder", "record_attention"),
     "timelines": ("labkit.bench.timeline", "record_timelines"),
+    "requests": ("labkit.bench.requests", "record_requests"),
+    "beside": ("labkit.bench.beside", "record_beside"),
 }
 #: All suites of the course, one after another, one file each.
 COURSE = "course"

@@ -28,6 +28,8 @@ SUFFIXES = (".json.gz", ".json")
 TABLES: dict[str, tuple[str, str]] = {
     "attention": ("labkit.measure.attention", "AttentionRecording"),
     "timelines": ("labkit.measure.timeline_recording", "TimelineRecording"),
+    "requests": ("labkit.measure.traffic", "RequestRecording"),
+    "beside": ("labkit.measure.beside", "BesideRecording"),
 }
 
 
