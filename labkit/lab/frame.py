@@ -180,9 +180,8 @@ class Frame(Generic[R]):
             self._not_busy("Run")
             source = self.current
             if source is None:
-                raise LabkitError(
-                    "Run", self._nothing_here(), "Install torch for LIVE, or a labkit that ships recordings."
-                )
+                try_ = "Install torch for LIVE, or a labkit that ships recordings."
+                raise LabkitError("Run", self._nothing_here(), try_)
             settings = self.form.settings()
             self.error.value = self.face.files.value = ""
             self._set_busy(True, "waiting for the device")
@@ -211,11 +210,8 @@ class Frame(Generic[R]):
             chosen = [run for run in self.runs if run.number == number] if number is not None else self.runs[-1:]
             if not chosen:
                 have = ", ".join(str(r.number) for r in self.runs) or "none yet"
-                raise LabkitError(
-                    "Pin" if number is None else f"pin({number})",
-                    "there is no such run",
-                    f"Runs: {have}. Press Run first.",
-                )
+                asked = "Pin" if number is None else f"pin({number})"
+                raise LabkitError(asked, "there is no such run", f"Runs: {have}. Press Run first.")
             if chosen[0] not in self.pinned:
                 self.pinned = [*self.pinned, chosen[0]][-len(LETTERS) :]
             self._redraw()
@@ -449,10 +445,8 @@ class Frame(Generic[R]):
             data = self._file(end)
             path = keeping.write(keeping.free_name(self.name, end), data)
             self.error.value = ""
-            offer = keeping.link(path.name, data)
-            self.face.files.value = ui.block(
-                f"<p>Saved as <b>{ui.escape(path.name)}</b> in this notebook's folder. {offer}</p>", "lk-small"
-            )
+            said = f"Saved as <b>{ui.escape(path.name)}</b> in this notebook's folder. {keeping.link(path.name, data)}"
+            self.face.files.value = ui.block(f"<p>{said}</p>", "lk-small")
 
     def _storable(self) -> list[Mapping[str, Any]]:
         """The runs as plain values; what holds anything else does not outlive the kernel, and is shown all the same."""
@@ -475,12 +469,13 @@ class Frame(Generic[R]):
         self.widget = face.widget
         self._line = StageLine(face, self._due, self._stopping_now)
         self.run_button, self.stop_button, self.pin_button, self.reset_button = (
-            face.run, face.stop, face.pin, face.reset,
-        )  # fmt: skip
-        self.status, self.hint, self.cost, self.error, self.said = (
-            face.status, face.hint, face.cost, face.error, face.said,
-        )  # fmt: skip
-        self.pins, self.table_area, self.stale_mark = face.pins, face.table, face.stale
+            face.run,
+            face.stop,
+            face.pin,
+            face.reset,
+        )
+        self.status, self.hint, self.cost, self.error = face.status, face.hint, face.cost, face.error
+        self.said, self.pins, self.table_area, self.stale_mark = face.said, face.pins, face.table, face.stale
         face.set_busy(False, self._may_run)
         self._enable()
         for button, act in (
