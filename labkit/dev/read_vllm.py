@@ -215,7 +215,7 @@ def environment(sources: Sources) -> dict[str, list[str] | None]:
             continue
         for key, value in zip(node.keys, node.values, strict=True):
             if isinstance(key, ast.Constant) and key.value in VARIABLES:
-                out[key.value] = ast.literal_eval(value.args[2]) if isinstance(value, ast.Call) else None
+                out[str(key.value)] = ast.literal_eval(value.args[2]) if isinstance(value, ast.Call) else None
     if set(out) != set(VARIABLES):
         raise SystemExit(f"read_vllm: envs.py lacks {sorted(set(VARIABLES) - set(out))}")
     return dict(sorted(out.items()))
@@ -278,7 +278,7 @@ def _source_of(call: ast.Call) -> tuple[str, str, dict[str, Any]] | None:
         if isinstance(value, ast.Dict):
             for key, inner in zip(value.keys, value.values, strict=True):
                 if isinstance(key, ast.Constant):
-                    over[key.value] = ast.literal_eval(inner)
+                    over[str(key.value)] = ast.literal_eval(inner)
             (value,) = (inner for key, inner in zip(value.keys, value.values, strict=True) if key is None)
         if isinstance(value, ast.Subscript) and isinstance(value.value, ast.Name):
             return value.value.id, ast.literal_eval(value.slice), over
