@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _MODEL = "smollm2-135m"
 _MODES = ("NONE", "PIECEWISE", "FULL")
+#: Between the correlation ids of traces that are put into one file.
+_APART = 1 << 32
 #: Engine settings that this command sets itself.
 _OWN = ("enable_prefix_caching", "cudagraph_mode", "enforce_eager", "max_cudagraph_capture_size")
 
@@ -107,10 +109,21 @@ def _take(args: argparse.Namespace, console: Console, keep: Path | None) -> _Fou
     for one in taken:  # traces begin at clocks of their own: one after the other
         times = [e["ts"] for e in one.events if isinstance(e, Mapping) and isinstance(e.get("ts"), (int, float))]
         begin, end = (min(times), max(times)) if times else (0.0, 0.0)
-        events += [{**e, "ts": e["ts"] - begin + at} if "ts" in e else e for e in one.events]
+        events += [_moved(e, at - begin, len(shift)) for e in one.events]
         shift.append(one.origin_us - begin + at)
         at += end - begin + 1000.0
     return dataclasses.replace(found, events=events, origins_us=tuple(shift), commands=tool_commands(sys.argv[1:]))
+
+
+def _moved(event: Any, by_us: float, number: int) -> Any:
+    """An event of the trace `number` at another time, its correlation id apart from those of other traces."""
+    if not isinstance(event, Mapping):
+        return event
+    out = {**event, "ts": event["ts"] + by_us} if isinstance(event.get("ts"), (int, float)) else dict(event)
+    arguments = event.get("args")
+    if isinstance(arguments, Mapping) and isinstance(arguments.get("correlation"), int):
+        out["args"] = {**arguments, "correlation": arguments["correlation"] + number * _APART}
+    return out
 
 
 def _read(path: Path) -> _Found:
@@ -130,7 +143,7 @@ def _read(path: Path) -> _Found:
     lines = tuple(
         from_trace(events, title=title if len(steps) == 1 else f"{title}, step {i + 1}", step=i) for i in steps
     )
-    origin = f"read from {path.name}; where it was measured is not known"
+    origin = f"RECORDED · read from {path.name}, which does not say where it was measured"
     own = [e for e in events if not (isinstance(e, Mapping) and str(e.get("pid", "")).startswith("labkit "))]
     return _Found(
         lines, "RECORDED", origin, own, tuple(step_of(trace, i).begin_us for i in steps),
@@ -172,7 +185,7 @@ def summary(timeline: StepTimeline) -> dict[str, Any]:
 
 def _text(found: _Found) -> str:
     lines = [("step", "launches", "graphs", "kernels", "busy us", "idle us", "idle", "step us", "event us")]
-    parts = [f"{found.kind}: {found.origin}"]
+    parts = [found.origin]
     for t in found.timelines:
         one = summary(t)
         if t.problems:

@@ -24,7 +24,7 @@ _CALL = re.compile(
     r"^\s+(?:\w+ = )?(?:(\w+)\.run\(|(cpp_fused\w*)\(|extern_kernels\.(\w+)\(|torch\.ops\.(?!labkit)([\w.]+)\()"
 )
 _COMMENT = re.compile(r"^\s+# Topologically Sorted Source Nodes: .*Original ATen: \[([^\]]*)\]")
-_FUSED = re.compile(r"^(?:triton|cpp)_(?:(?:poi|red|per|for|tem)_)?fused_(\w*?)(?:_\d+)?$")
+_FUSED = re.compile(r"^(?:triton|cpp)_(?:(?:poi|red|per|for|tem)_)?fused_(\w*?)_?\d*$")
 #: Operators whose names hold an underscore, so that a kernel's name can be taken apart again; longest first.
 _LONG_NAMES = sorted(
     (
