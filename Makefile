@@ -18,7 +18,7 @@ GPU_PYTHON := $(PYTHON)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lab test test-gpu record format clean
+.PHONY: help setup lab test check test-gpu record format notebooks badges clean
 
 help: ## list the targets
 	@awk -F ':[^#]*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -35,6 +35,11 @@ test: ## set up, then run every check that needs no GPU
 	@$(call install,)
 	@.venv/bin/python labkit/dev/suite.py --jobs $(JOBS) $(ARGS)
 
+check: ## run your own copy of the notebooks from top to bottom; NOTEBOOKS= names some of them
+	@$(call install,--model-optional)
+	LABKIT_COMPARE=0 .venv/bin/python -m pytest -q --nbval-lax --nbval-current-env --nbval-cell-timeout 300 \
+		-p labkit.dev.nbval_plugin $(or $(NOTEBOOKS),notebooks) $(ARGS)
+
 test-gpu: ## the GPU suite with PYTHON as it is; installs nothing
 	PYTHONPATH=. $(GPU_PYTHON) -m pytest tests/gpu -q $(ARGS)
 
@@ -45,7 +50,15 @@ format: ## format the code, sort imports, strip the notebooks' output
 	@$(call install,--model-optional)
 	.venv/bin/ruff check --fix-only .
 	.venv/bin/ruff format .
-	.venv/bin/nbstripout notebooks/*.ipynb
+	.venv/bin/python labkit/dev/notebooks.py strip
+
+notebooks: ## run the notebooks, and store the lines that their checks print
+	@$(call install,)
+	.venv/bin/python labkit/dev/notebooks.py keep $(NOTEBOOKS)
+
+badges: ## write Colab's badge and first cell anew, from [tool.labkit] in pyproject.toml
+	@$(call install,--model-optional)
+	.venv/bin/python labkit/dev/notebooks.py badges
 
 clean: ## remove .venv and every cache in this folder; the model's cache stays
 	rm -rf .venv .cache .ruff_cache .mypy_cache .pytest_cache .hypothesis .import_linter_cache build dist *.egg-info

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BIN = ROOT / ".venv" / "bin"
@@ -37,6 +37,7 @@ class Part:
     name: str
     command: Sequence[str]
     report: pathlib.Path | None = None
+    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def pytest_part(name: str, workers: int, *args: str) -> Part:
@@ -48,7 +49,8 @@ def pytest_part(name: str, workers: int, *args: str) -> Part:
 
 def parts(jobs: int) -> list[Part]:
     notebooks = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "notebooks").glob("*.ipynb"))
-    nbval = ["--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout", "120"]
+    nbval = ["--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout", "120", "-p", "labkit.dev.nbval_plugin"]
+    solved = pytest_part("notebooks-solved", min(jobs, len(notebooks)), *nbval, *notebooks)
     return [
         Part("lint", ["ruff", "check", "."]),
         Part("format", ["ruff", "format", "--check", "."]),
@@ -56,6 +58,8 @@ def parts(jobs: int) -> list[Part]:
         # Its cache forgets that a module which a file imports was not there before; without one it takes a second.
         Part("imports", ["lint-imports", "--no-logo", "--no-cache"]),
         pytest_part("notebooks", min(jobs, len(notebooks)), *nbval, *notebooks),
+        # The same with every exercise answered: a check that does not say PASS raises.
+        dataclasses.replace(solved, env={"LABKIT_SOLUTIONS": "1"}),
         pytest_part("tests", jobs, "tests", "--ignore=tests/gpu"),
     ]
 
@@ -67,6 +71,8 @@ def environment() -> dict[str, str]:
         "CUDA_VISIBLE_DEVICES": "",
         "HF_HUB_OFFLINE": "1",
         "LABKIT_STRICT": "1",
+        # What a notebook notes as a learner's progress is not the user's own.
+        "LABKIT_HOME": str(CACHE / "home"),
         "OMP_NUM_THREADS": "1",
         "TRITON_CACHE_DIR": str(CACHE / "triton"),
     }
@@ -93,7 +99,7 @@ def run_part(part: Part) -> list[Check]:
         part.report.unlink(missing_ok=True)
     begin = time.monotonic()
     command = [str(BIN / part.command[0]), *part.command[1:]]
-    code = subprocess.run(command, cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL).returncode
+    code = subprocess.run(command, cwd=ROOT, env={**environment(), **part.env}, stdin=subprocess.DEVNULL).returncode
     seconds = time.monotonic() - begin
     if part.report is None:
         return [Check(part.name, "failed" if code else "passed", seconds)]
@@ -121,7 +127,7 @@ def main() -> int:
         failed = sum(check.outcome == "failed" for check in found)
         took = time.monotonic() - begin
         summary.append(
-            f"  {part.name:10} {took:7.1f} s  {len(found):5} checks" + (f", {failed} FAILED" if failed else "")
+            f"  {part.name:16} {took:7.1f} s  {len(found):5} checks" + (f", {failed} FAILED" if failed else "")
         )
         checks += found
     print(f"\n=== the {NUM_SLOWEST} slowest")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from labkit.lab.cards import Card
 from labkit.lab.ch00.exercises import EXERCISES, PADDING_ROWS
+from labkit.lab.ch00.panel import panel, predict
 from labkit.lab.ch00.quizzes import RECAP
 from labkit.lab.chapter import Chapter
 from labkit.lab.exercises import CheckCard, check
+from labkit.lab.quiz import QuizCard
 from labkit.lab.task import TaskCard
 
-__all__ = ["chapter", "check_padding_rows", "recap", "task_padding_rows"]
+__all__ = ["chapter", "check_padding_rows", "panel", "predict", "recap", "task_padding_rows"]
 
 chapter = Chapter(
     number=0,
@@ -28,6 +29,7 @@ chapter = Chapter(
     },
     exercises=EXERCISES,
     quizzes=(RECAP,),
+    predictions=(predict.id,),
 )
 
 
@@ -41,11 +43,6 @@ def check_padding_rows(answer: object) -> CheckCard:
     return check(PADDING_ROWS, answer)
 
 
-def recap() -> object:
+def recap() -> QuizCard:
     """The question at the end of the chapter."""
     return RECAP.show()
-
-
-def card() -> Card:
-    """The goal card."""
-    return chapter.card()
