@@ -283,7 +283,7 @@ def bench_timelines(
     from labkit.llm import LLM
 
     taken: list[Taken] = []
-    refused: dict[tuple[str, ...], Refusal] = {}
+    refused: dict[tuple[Any, ...], Refusal] = {}
     with LLM(config=timeline_config(config, batches), progress=progress) as llm:
         for batch in batches:
             found, not_run = take_modes(llm, batch, context, modes, warmup=warmup, rounds=rounds, progress=progress)

@@ -184,7 +184,9 @@ def summary(timeline: StepTimeline) -> dict[str, Any]:
 
 
 def _text(found: _Found) -> str:
-    lines = [("step", "launches", "graphs", "kernels", "busy us", "idle us", "idle", "step us", "event us")]
+    lines: list[tuple[str, ...]] = [
+        ("step", "launches", "graphs", "kernels", "busy us", "idle us", "idle", "step us", "event us")
+    ]
     parts = [found.origin]
     for t in found.timelines:
         one = summary(t)

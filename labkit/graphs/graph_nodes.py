@@ -79,13 +79,14 @@ def _typed_nodes(driver: Any, graph: ctypes.c_void_p) -> list[tuple[int, int]] |
         return None
     if count.value == 0:
         return []
-    nodes, kind, out = (ctypes.c_void_p * count.value)(), ctypes.c_int(), []
+    nodes, kind = (ctypes.c_void_p * count.value)(), ctypes.c_int()
+    out: list[tuple[int, int]] = []
     if driver.cuGraphGetNodes(graph, nodes, ctypes.byref(count)):
         return None
     for node in nodes:
         if driver.cuGraphNodeGetType(ctypes.c_void_p(node), ctypes.byref(kind)):
             return None
-        out.append((node, kind.value))
+        out.append((int(node or 0), kind.value))
     return out
 
 

@@ -81,7 +81,7 @@ def problems(step: Step, expected: Expected) -> tuple[str, ...]:
 
 
 def _times(step: Step) -> Iterator[str]:
-    spans = [*step.calls, *(work for work, _ in step.works), *step.unclaimed]
+    spans: list[Call | Work] = [*step.calls, *(work for work, _ in step.works), *step.unclaimed]
     bad = [s for s in spans if not (math.isfinite(s.begin_us) and math.isfinite(s.end_us) and s.end_us >= s.begin_us)]
     if bad:
         yield f"Spans of the trace end before they begin, or have no time: {len(bad)} ({_names(bad)})."
@@ -94,8 +94,9 @@ def _attribution(step: Step) -> Iterator[str]:
     without = [c for c in step.calls if c.kind in ("kernel", "graph") and c.correlation is None]
     if without:
         yield f"No correlation id on {_count(without, 'launch', 'launches')}: the kernels cannot be found."
-    ids = collections.Counter(c.correlation for c in step.calls if c.kind != "event" and c.correlation is not None)
-    twice = [c for c in step.calls if c.kind != "event" and ids[c.correlation] > 1]
+    known = [c for c in step.calls if c.kind != "event" and c.correlation is not None]
+    ids = collections.Counter(str(c.correlation) for c in known)
+    twice = [c for c in known if ids[str(c.correlation)] > 1]
     if twice:
         yield f"Host calls share correlation ids, so that kernels belong to either: {len(twice)} ({_names(twice)})."
 

@@ -74,7 +74,8 @@ def short_name(name: str) -> str:
     """
     if name.startswith(("Memcpy", "Memset")):
         return name
-    text, depth, out = name.removeprefix("void ").replace("(anonymous namespace)::", ""), 0, []
+    text, depth = name.removeprefix("void ").replace("(anonymous namespace)::", ""), 0
+    out: list[str] = []
     for letter in text:
         if letter == "(" and not depth and out:
             break

@@ -65,7 +65,7 @@ def from_trace(
             "the trace holds no launch of a kernel or a graph (on a CPU there is none: its operators are no launches)",
             "Profile a step on a CUDA device, with ProfilerActivity.CUDA.",
         )
-    index = {call.correlation: i for i, call in enumerate(starts) if call.correlation is not None}
+    index: dict[object, int] = {call.correlation: i for i, call in enumerate(starts) if call.correlation is not None}
     roles: dict[int, str] = {}
     device = []
     for work, call in found.works:

@@ -91,7 +91,8 @@ class TimelineRow:
         flat = {name: value for name, value in data.items() if name not in ("control", "timeline")}
         check_fields(_Flat, flat, where)
         check_fields(Control, data["control"], f"{where}, control")
-        control = Control(**{k: tuple(v) if isinstance(v, list) else v for k, v in data["control"].items()})
+        times: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data["control"].items()}
+        control = Control(**times)
         row = cls(**flat, control=control, timeline=StepTimeline.from_dict(data["timeline"], f"{where}, timeline"))
         row.check(where)
         return row
