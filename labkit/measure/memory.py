@@ -1,0 +1,211 @@
+"""What an engine's memory goes to: weights, KV cache, graphs, workspace; from the shape, and as it was found.
+
+Refuses to know an engine: the prediction takes a model's shape and limits, what was found is handed in.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from labkit.config import ModelConfig
+from labkit.errors import ConfigError
+from labkit.measure.limits import ITEMSIZE
+from labkit.measure.provenance import Kind, ProvenanceError
+
+MIB = 2**20
+#: In the order in which an engine takes them.
+PARTS = ("weights", "workspace", "graphs", "kv")
+WORDS = {
+    "weights": "weights", "kv": "KV cache", "graphs": "CUDA graphs",
+    "workspace": "workspace: activations of the largest step",
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What besides the shape fixes the memory: EngineConfig's fields, with page size and dtype decided."""
+
+    dtype: str
+    block_size: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One use of memory in bytes. predicted: None where nothing predicts it; actual: None where nobody looked."""
+
+    name: str
+    predicted: int | None
+    actual: int | None
+    note: str = ""
+
+    @property
+    def difference(self) -> int | None:
+        """Actual less predicted."""
+        return None if self.predicted is None or self.actual is None else self.actual - self.predicted
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryReport:
+    """Where the memory of one engine goes. kind: of the actual numbers; a prediction alone is SIMULATED.
+
+    peak: most that the allocator held at once, None where nobody looked (a CPU). graphs by (mode, size) in MiB.
+    """
+
+    title: str
+    kind: Kind
+    parts: tuple[Part, ...]
+    peak: int | None = None
+    by_size: tuple[tuple[str, int, float], ...] = ()
+
+    def part(self, name: str) -> Part:
+        return next(part for part in self.parts if part.name == name)
+
+    @property
+    def sentence(self) -> str:
+        """One sentence per part that has a number."""
+        out = []
+        for part in self.parts:
+            words = WORDS.get(part.name, part.name)
+            if part.actual is None and part.predicted is None:
+                continue
+            if part.actual is None:
+                out.append(f"{words} {mib(part.predicted)} predicted")
+            elif part.predicted is None:
+                out.append(f"{words} {mib(part.actual)}")
+            else:
+                out.append(f"{words} {mib(part.actual)} ({mib(part.predicted)} predicted)")
+        peak = f"; at most {mib(self.peak)} at once" if self.peak else ""
+        return f"{self.title}, {self.kind}: {', '.join(out)}{peak}."
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, in bytes."""
+        return {
+            "title": self.title, "kind": str(self.kind), "peak": self.peak,
+            "parts": [{**dataclasses.asdict(part), "difference": part.difference} for part in self.parts],
+            "graphs_by_size": [{"mode": mode, "size": size, "mib": taken} for mode, size, taken in self.by_size],
+        }  # fmt: skip
+
+
+def mib(num_bytes: int | None) -> str:
+    """`1,024 MiB`, or a dash."""
+    return "-" if num_bytes is None else f"{num_bytes / MIB:,.0f} MiB" if num_bytes >= 10 * MIB else (
+        f"{num_bytes / MIB:.2f} MiB"
+    )  # fmt: skip
+
+
+def weight_bytes(model: ModelConfig, dtype: str) -> int:
+    """Bytes of all weights, each stored once (a tied head is the embedding), and of the rotary table beside them.
+
+    The table has a cosine and a sine, in fp32, for each position and each pair of a head's elements.
+    """
+    return model.num_parameters() * _itemsize(dtype) + model.max_position_embeddings * model.head_size * 4
+
+
+def kv_bytes(model: ModelConfig, limits: Limits, tokens: int | None = None, budget: int | None = None) -> int:
+    """Bytes of a KV cache in whole pages, one of them the null page.
+
+    Args:
+        tokens: tokens of one request; None takes `max_model_len`. Every request of `max_num_seqs` gets as many.
+        budget: bytes that there are; the cache takes as many whole pages of it as can be useful.
+    """
+    page = model.kv_bytes_per_token(_itemsize(limits.dtype)) * limits.block_size
+    pages = limits.max_num_seqs * -(-(tokens or limits.max_model_len) // limits.block_size) + 1
+    return page * (pages if budget is None else min(pages, budget // page))
+
+
+def workspace_bytes(model: ModelConfig, limits: Limits) -> int:
+    """Bytes of the widest moment in a step of `max_num_batched_tokens` tokens: a lower bound of what it takes.
+
+    In the feed-forward part, where it is widest: the residual and the layer's input (hidden size each), gate and up
+    side by side, and their product. Or in the head, where each of `max_num_seqs` rows has one logit per word. Whatever
+    is the larger; attention's own buffers come on top.
+    """
+    size, tokens = _itemsize(limits.dtype), limits.max_num_batched_tokens
+    feed_forward = tokens * (2 * model.hidden_size + 3 * model.intermediate_size) * size
+    head = tokens * model.hidden_size * size + min(limits.max_num_seqs, tokens) * model.vocab_size * size
+    return max(feed_forward, head)
+
+
+def predict(model: ModelConfig, limits: Limits, *, budget: int | None = None) -> tuple[Part, ...]:
+    """What the shape says; graphs cannot be predicted from it.
+
+    Args:
+        budget: bytes for all of it, as `gpu_memory_utilization` × the GPU's memory; the KV cache gets what is left.
+
+    Raises:
+        ConfigError: weights and workspace alone are larger than the budget.
+    """
+    weights, workspace = weight_bytes(model, limits.dtype), workspace_bytes(model, limits)
+    left = None if budget is None else budget - weights - workspace
+    if left is not None and left <= 0:
+        raise ConfigError(
+            f"{model.name} in {mib(budget)}",
+            f"weights ({mib(weights)}) and workspace ({mib(workspace)}) do not fit",
+            "Take a smaller model, a shorter step, or a larger GPU.",
+        )
+    return (
+        Part("weights", weights, None, f"{model.num_parameters():,} parameters in {limits.dtype}, and the rotary table"),
+        Part("workspace", workspace, None, "at least: the widest moment of the largest step"),
+        Part("graphs", None, None, "known only once graphs are captured"),
+        Part("kv", kv_bytes(model, limits, budget=left), None,
+             "all requests at full length" if left is None else "what is left, in whole pages"),
+    )  # fmt: skip
+
+
+def report(
+    title: str,
+    model: ModelConfig,
+    limits: Limits,
+    memory: Mapping[str, int] | None = None,
+    *,
+    kind: Kind | str = Kind.LIVE,
+    graphs_estimated: int | None = None,
+    by_size: Sequence[tuple[str, int, float]] = (),
+    budget: int | None = None,
+) -> MemoryReport:
+    """Prediction beside what an engine says.
+
+    Args:
+        memory: bytes by name as `LLM.memory` has them: weights, kv, graphs, peak (0 where nobody looked). None makes
+            the report a prediction alone, which is SIMULATED.
+        graphs_estimated: bytes that the engine set aside for graphs before it captured them.
+        by_size: (mode, size, MiB) of each size's graphs, as in `LLM.capture_records`.
+
+    Raises:
+        ProvenanceError: memory that was looked at is called SIMULATED.
+    """
+    kind = Kind(kind)
+    if memory is None:
+        return MemoryReport(title, Kind.SIMULATED, predict(model, limits, budget=budget))
+    if kind is Kind.SIMULATED:
+        raise ProvenanceError(title, "measured memory is LIVE or RECORDED, never SIMULATED", "Name its kind.")
+    found = {part.name: part for part in predict(model, limits, budget=budget)}
+    peak = memory.get("peak") or None
+    held = memory["weights"] + memory["kv"] + memory.get("graphs", 0)
+    workspace = max(0, peak - held) if peak else None
+    actual = {
+        "weights": memory["weights"], "kv": memory["kv"], "graphs": memory.get("graphs", 0), "workspace": workspace,
+    }  # fmt: skip
+    notes = {
+        "graphs": "predicted by the engine from a few captures" if graphs_estimated is not None else "",
+        "workspace": "actual: the peak less all that is held; the prediction is a lower bound",
+    }
+    parts = tuple(
+        dataclasses.replace(
+            found[name], actual=actual[name], note=notes.get(name, found[name].note),
+            predicted=graphs_estimated if name == "graphs" else found[name].predicted,
+        )
+        for name in PARTS
+    )  # fmt: skip
+    return MemoryReport(title, kind, parts, peak, tuple(by_size))
+
+
+def _itemsize(dtype: str) -> int:
+    if dtype not in ITEMSIZE:
+        raise ConfigError(f"dtype={dtype!r}", "has no known size here", f"Take one of {', '.join(ITEMSIZE)}.")
+    return ITEMSIZE[dtype]
