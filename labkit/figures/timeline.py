@@ -140,7 +140,7 @@ def _finish(number: int, timeline: StepTimeline, place: dict[tuple[int, str], in
     bottom = place[number, "device"] + 0.45
     return go.Scatter(
         x=[timeline.wall_us] * 2, y=[bottom, top], mode="lines+text", name="end of the step", showlegend=False,
-        meta=["finish", number], text=[f"  {timeline.wall_us:,.0f} µs", ""], textposition="top right",
+        meta=["finish", number], text=["", f"  {timeline.wall_us:,.0f} µs"], textposition="middle right",
         textfont={"size": 11, "color": palette.NEUTRAL}, cliponaxis=False,
         line={"color": palette.NEUTRAL, "width": 2, "dash": "dash"},
         hovertemplate=f"{timeline.title}: the step ends at %{{x:,.1f}} µs<extra></extra>",
@@ -154,7 +154,7 @@ def _end(timeline: StepTimeline) -> float:
 def _launches(timeline: StepTimeline) -> str:
     words = f"{timeline.launches} launch{'es' * (timeline.launches != 1)}"
     if timeline.graph_launches:
-        words += f", {timeline.graph_launches} of them graph{'s' * (timeline.graph_launches != 1)}"
+        words += f", {timeline.graph_launches} of them {'a graph' if timeline.graph_launches == 1 else 'graphs'}"
     return words
 
 

@@ -58,11 +58,11 @@ def test_launches_and_ends_are_said_in_words() -> None:
     figure = timeline_figure(timelines, "RECORDED")
     assert figure.layout.title.text == "Host and device during one step (RECORDED): 17 → 9 → 3 launches"
     ticks = list(figure.layout.yaxis.ticktext)
-    assert ticks[1] == "host: 17 launches" and ticks[7] == "host: 3 launches, 1 of them graph"
+    assert ticks[1] == "host: 17 launches" and ticks[7] == "host: 3 launches, 1 of them a graph"
     assert "% busy" in ticks[2] and figure.layout.xaxis.title.text.startswith("µs")
     for number, t in enumerate(timelines):
         line = traces(figure)["finish", number]
-        assert set(line.x) == {t.wall_us} and line.text[0].strip() == f"{t.wall_us:,.0f} µs" and line.line.dash
+        assert set(line.x) == {t.wall_us} and line.text[1].strip() == f"{t.wall_us:,.0f} µs" and line.line.dash
     words = summary_sentence(timelines, "RECORDED")
     assert words.startswith("RECORDED. eager: 17 launches, device busy") and "step 70 µs" in words
 

@@ -17,7 +17,7 @@ import torch
 from tests.parity import Contender, Outcome, Record, summary
 
 #: Cheapest first; a file that is not named here runs before those that compile.
-CHEAP = ("models", "sdpa", "measure", "triton", "generate", "engine", "capture")
+CHEAP = ("models", "sdpa", "measure", "triton", "timeline", "generate", "engine", "capture")
 COMPILES = ("piecewise", "flash_attn", "flex", "parity", "flashinfer")
 
 
