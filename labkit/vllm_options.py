@@ -322,9 +322,10 @@ def _graphs(config: EngineConfig, made: _Arguments, keep: bool) -> None:
         )  # fmt: skip
     if isinstance(config.cudagraph_mode, CUDAGraphMode):
         made.compilation("cudagraph_mode", config.cudagraph_mode.name)
-    if config.cudagraph_capture_sizes is not None:
-        made.compilation("cudagraph_capture_sizes", list(config.cudagraph_capture_sizes))
-    if config.max_cudagraph_capture_size is not None:
+    if config.cudagraph_capture_sizes:
+        # With a list vLLM takes its largest entry as the limit, and refuses any other.
+        made.compilation("cudagraph_capture_sizes", sorted(set(config.cudagraph_capture_sizes)))
+    elif config.max_cudagraph_capture_size is not None:
         made.compilation("max_cudagraph_capture_size", config.max_cudagraph_capture_size)
     if config.compile_sizes is not None:
         made.compilation("compile_sizes", list(config.compile_sizes))

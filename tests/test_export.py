@@ -185,8 +185,8 @@ def configs(draw: st.DrawFn) -> EngineConfig:
 
 @settings(max_examples=60, deadline=None)
 @given(configs(), st.booleans(), st.sampled_from([(1, 1, 1), (8, 1, 1), (4, 2, 2)]))
-def test_vllm_would_take_every_word(config: EngineConfig, keep: bool, sizes: tuple[int, int, int]) -> None:
-    tensor, pipeline, data = sizes
+def test_vllm_would_take_every_word(config: EngineConfig, keep: bool, parallel: tuple[int, int, int]) -> None:
+    tensor, pipeline, data = parallel
     found = to_vllm(
         config, tensor_parallel_size=tensor, pipeline_parallel_size=pipeline, data_parallel_size=data,
         keep_defaults=keep,
@@ -199,9 +199,11 @@ def test_vllm_would_take_every_word(config: EngineConfig, keep: bool, sizes: tup
     else:
         asked = config.cudagraph_mode
         assert compilation.get("cudagraph_mode") == (asked.name if isinstance(asked, CUDAGraphMode) else None)
-        for field in ("cudagraph_capture_sizes", "compile_sizes"):
-            value = getattr(config, field)
-            assert compilation.get(field) == (None if value is None else list(value))
+        sizes = config.cudagraph_capture_sizes
+        assert compilation.get("cudagraph_capture_sizes") == (sorted(set(sizes)) if sizes else None)
+        limit = compilation.get("max_cudagraph_capture_size")
+        assert limit == (None if sizes else config.max_cudagraph_capture_size), "vLLM refuses a limit beside a list"
+        assert compilation.get("compile_sizes") == (list(config.compile_sizes) if config.compile_sizes else None)
     assert args.get("enable_prefix_caching", True) == config.enable_prefix_caching
     if keep:
         assert args["max_num_seqs"] == config.max_num_seqs
