@@ -16,6 +16,9 @@ BACKEND_COLOURS = {
 }
 OTHER_COLOUR = "#777777"
 
+#: For lines or bars that stand for something else than backends, in this order; give each a dash or a pattern, too.
+SERIES = ("#2C7FB8", "#D55E00", "#009E73", "#B35FA0", "#8A7000", "#777777")
+
 #: Runtime mode → line dash and marker.
 MODE_DASHES = {"NONE": "dot", "PIECEWISE": "dash", "FULL": "solid"}
 MODE_MARKERS = {"NONE": "circle", "PIECEWISE": "diamond", "FULL": "square"}

@@ -74,7 +74,7 @@ class Face:
         )
         self.status, self.hint, self.cost, self.error = (ui.area() for _ in range(4))
         self.said, self.pins, self.table, self.files = (ui.area() for _ in range(4))
-        self.stale = ui.area()
+        self.stale, self.only_source = ui.area(), widgets.HTML()
         self.save_label = widgets.Label("Save")
         self.table_shown.observe(self._table_toggled, names="value")
         self._view, self._form = view, form
@@ -99,7 +99,7 @@ class Face:
         self.widget = ui.root(
             [
                 ui.area(ui.block(f'<div class="lk-head">{head}</div>')),
-                ui.row([widgets.Label("Source"), form.source], align_items="center"),
+                ui.row([widgets.Label("Source"), form.source, self.only_source], align_items="center"),
                 *([gate] if gate is not None else []),
                 ui.row([left, right], width="100%", align_items="flex-start", grid_gap="8px 18px"),
                 self.pins,
@@ -109,6 +109,12 @@ class Face:
                 *at_end,
             ]
         )
+
+    def name_source(self, current: Any) -> None:
+        """A single source is no choice: it is named, and there is nothing to press."""
+        alone = current is not None and len(self._form.source.options) == 1
+        _show(self._form.source, not alone)
+        self.only_source.value = ui.block(ui.badge(current.kind, current.label)) if alone else ""
 
     def say(self, text: str, kind: str = "") -> None:
         """The line of status; `text` is HTML."""

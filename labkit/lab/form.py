@@ -15,6 +15,7 @@ import ipywidgets as widgets
 from labkit.errors import ConfigError, LabkitError, did_you_mean
 from labkit.lab import ui
 from labkit.lab.fields import Choice, Control, Number, Text, Toggle
+from labkit.lab.panel_html import short
 from labkit.lab.runs import Source
 
 #: How often a source may change its mind about one change.
@@ -75,9 +76,19 @@ class Form:
             raise ConfigError(f"control {name!r}", "there is none of that name here", did_you_mean(name, self._fields))
         return self._fields[name]
 
-    def labels(self) -> dict[str, str]:
-        """What a reader sees for each name."""
-        return {name: field.control.label for name, field in self._fields.items()}
+    def label(self, name: str) -> str:
+        """What a reader sees for a name."""
+        return self._fields[name].control.label if name in self._fields else name
+
+    def wording(self, name: str, value: Any) -> str:
+        """What a reader sees for a value: the label of an option, a number with its unit."""
+        control = self._fields[name].control if name in self._fields else None
+        if isinstance(control, Choice):
+            return next((label for label, known in control.options if known == value), str(value))
+        if isinstance(control, Toggle):
+            return "on" if value else "off"
+        unit = f" {control.unit}" if isinstance(control, Number) and control.unit else ""
+        return f"{short(value)}{unit}"
 
     def set(self, values: Mapping[str, Any]) -> None:
         """Move controls one after the other, as hands would. "source" takes a kind, a label or a position.

@@ -70,7 +70,6 @@ class Frame(Generic[R]):
         self.kept = keeping.Kept(name, on=not strict() if autosave is None else autosave)
         self._absent, self._refresh_s = tuple(absent), refresh_s
         self._job: Job | None = None
-        self._quiet = False
         self._is_busy = False  # as it is shown: the job ends a moment later
         self._drawn_at = 0.0
         self._moved: list[str] = []
@@ -229,11 +228,7 @@ class Frame(Generic[R]):
             self.kept.remember(self._storable())
             self.runs, self.pinned = [], []
             self.error.value = self.face.files.value = ""
-            self._quiet = True
-            try:
-                self._drop_rest()
-            finally:
-                self._quiet = False
+            self._drop_rest()
             self.form.refill(defaults=True)
             self._redraw()
 
@@ -257,9 +252,12 @@ class Frame(Generic[R]):
             except Exception:
                 self.runs = before
                 raise LabkitError("Resume", "the stored runs are of another version", "Press Run.") from None
+            if self.gate is not None:
+                self.gate.recall()
             self._redraw()
             also = f" {left} of another version could not be read." if left else ""
-            self._say(f"{len(found)} earlier run{'s' if len(found) > 1 else ''} brought back, as measured then.{also}")
+            count = f"{len(found)} earlier run{'s' if len(found) > 1 else ''}"
+            self._set_busy(False, f"{count} brought back, as measured then.{also}")
 
     def predict(self, value: Any = None) -> None:
         """Commit a prediction (a value or a label of the question); None takes what the widget holds."""
@@ -322,9 +320,6 @@ class Frame(Generic[R]):
     def _show_coming(self, coming: Sequence[Any]) -> None:
         """Draw what there is so far."""
         self.view.show(self._chart(coming))
-        self._touched()
-
-    def _touched(self) -> None:
         self._drawn_at = time.monotonic()
 
     def _failed(self, error: BaseException) -> None:
@@ -333,6 +328,7 @@ class Frame(Generic[R]):
     # --- controls --------------------------------------------------------------------------------------------------
 
     def _source_changed(self) -> None:
+        self.face.name_source(self.current)
         if self.current is None:
             self.face.all_off()
             self.status.value = ui.block(ui.escape(self._nothing_here()))
@@ -377,6 +373,7 @@ class Frame(Generic[R]):
         self.face.mark(f"Settings changed: this is still run {number}. Press Run." if stale else "")
 
     def _gate_changed(self) -> None:
+        self.view.show(self._chart(), self.summary)
         self._set_busy(self.busy, self._idle_text())
 
     def _nothing_here(self) -> str:
@@ -409,7 +406,7 @@ class Frame(Generic[R]):
     def _redraw(self) -> None:
         if self.gate is not None:
             self.gate.show(self.runs)
-        self.view.show(self._chart())
+        self.view.show(self._chart(), self.summary)
         self.table_area.value = self.words.table(self.runs)
         self.pins.value = pins(self.words, self.pinned)
         first = ui.block(ui.escape(self.first_words), "lk-sentence") if self.current is not None else ""

@@ -25,10 +25,11 @@ class Gate:
 
     id: where the prediction is stored ("01.idle_share"). options: (label, value) to choose from; or number: what to
         type, with its range and unit. Exactly one of the two.
-    answer: what is right: a value, or a function of the runs so far that returns it, or None while it cannot be told
-        (it may take two runs).
+    answer: what is right: a value, or a function of the runs so far that returns it, or None while they do not tell: it
+        may take two runs, or a run with the settings that the question names. The first that is not None counts.
     explain: why, as a sentence or a function of the runs.
     tolerance: how far a number may be off and count as right, as a share of the answer.
+    axis: "x" or "y" where the chart should show a predicted number as a line, on that axis.
     """
 
     id: str
@@ -38,12 +39,15 @@ class Gate:
     answer: Any = None
     explain: str | Callable[[Sequence[Any]], str] = ""
     tolerance: float = 0.2
+    axis: str = ""
 
     def __post_init__(self) -> None:
         if bool(self.options) == (self.number is not None):
             raise ConfigError(
                 f"gate {self.id!r}", "needs either options or a number", "Give one of the two, and not both."
             )
+        if self.axis not in ("", "x", "y") or (self.axis and self.number is None):
+            raise ConfigError(f"gate {self.id!r}", "axis is for a number, x or y", "Leave axis out.")
 
     def right_answer(self, runs: Sequence[Any]) -> Any:
         """What is right after these runs, None while that cannot be told."""
@@ -72,8 +76,9 @@ class GateBox:
 
     def __init__(self, gate: Gate, changed: Callable[[], None]) -> None:
         self.gate, self._changed = gate, changed
-        self.state, self.prediction = "asking", None
-        self._noted: tuple[Any, ...] = ()
+        self.state = "asking"
+        self.prediction: Any = None
+        self._verdict = ""
         self.entry: Any
         if gate.options:
             self.entry = widgets.RadioButtons(
@@ -138,6 +143,12 @@ class GateBox:
             self.show(())
             self._changed()
 
+    def recall(self) -> None:
+        """Take a prediction that was stored by an earlier kernel as made."""
+        stored = progress.load().predictions.get(self.gate.id) if self.state == "asking" else None
+        if stored is not None and stored["value"] is not None:
+            self.state, self.prediction = "predicted", stored["value"]
+
     def show(self, runs: Sequence[Any]) -> None:
         """The question, and once the runs tell it, the prediction beside the result."""
         if runs and self.state == "asking":
@@ -147,29 +158,27 @@ class GateBox:
         self.said.value = ui.block(self._result(runs))
 
     def _result(self, runs: Sequence[Any]) -> str:
+        """What was predicted, and once it can be told, what came out. What later runs say counts no more."""
+        if self._verdict:
+            return self._verdict
         mine = ui.escape(self.gate.name_of(self.prediction)) if self.state == "predicted" else ""
         answer = self.gate.right_answer(runs) if runs else None
         if answer is None:
-            known = {
-                "predicted": f"You predict: <b>{mine}</b>. " + ("One more run tells." if runs else "Now press Run."),
-                "skipped": "Skipped. Press Run.",
-            }
-            return f"<p>{known.get(self.state, '')}</p>" if self.state in known else ""
+            then = "Another run tells." if runs else "Now press Run."
+            known = {"predicted": f"You predict: <b>{mine}</b>. {then}", "skipped": f"Skipped. {then}"}
+            return f"<p>{known[self.state]}</p>" if self.state in known else ""
         why = self.gate.explain(runs) if callable(self.gate.explain) else self.gate.explain
-        verdict = ""
+        verdict = "<p>No prediction was made."
         if self.state == "predicted":
             right = self.gate.is_right(self.prediction, answer)
             self._note(self.prediction, right)
             sign, word = ("✓", "That is what came out") if right else ("✗", "It came out otherwise")
             verdict = f'<p><span class="lk-{"ok" if right else "no"}"><b>{sign} {word}.</b></span> You: <b>{mine}</b>.'
-        else:
-            verdict = "<p>No prediction was made."
-        return f"{verdict} Result: <b>{ui.escape(self.gate.name_of(answer))}</b>.</p><p>{ui.escape(why)}</p>"
+        result = ui.escape(self.gate.name_of(answer))
+        self._verdict = f"{verdict} Result: <b>{result}</b>.</p><p>{ui.escape(why)}</p>"
+        return self._verdict
 
     def _note(self, value: Any, right: bool | None) -> None:
-        """Hand it to the learner's progress, once."""
-        if self._noted == (value, right):
-            return
-        self._noted = (value, right)
+        """Hand it to the learner's progress."""
         with contextlib.suppress(OSError, LabkitError):
             progress.note_prediction(self.gate.id, value, right)

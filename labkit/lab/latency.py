@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,7 @@ class LatencyPanel(Frame[Run]):
             "latency", "Latency of one decode step", self.controls, StepWords(), absent=[*absent, *problems],
             worker=worker, redraw=redraw, refresh_s=refresh_s, gate=gate, autosave=autosave,
         )  # fmt: skip
-        self.log.observe(lambda change: None if self._quiet else self._show_coming([]), names="value")
+        self.log.observe(lambda change: self._show_coming([]), names="value")
         self.controls.refill()
 
     def __repr__(self) -> str:
@@ -163,7 +164,7 @@ class LatencyPanel(Frame[Run]):
 
     def _on_text(self, so_far: str, settings: Settings) -> None:
         if self._due():
-            self._touched()
+            self._drawn_at = time.monotonic()
             self.text_area.value = run_html.text_html(settings.prompt, so_far, "writing …")
 
     def _show_text(self, run: Run) -> None:
@@ -211,7 +212,8 @@ class LatencyPanel(Frame[Run]):
         return [self.loader.widget]
 
     def _drop_rest(self) -> None:
-        self.text_area.value, self.log.value = "", False
+        self.text_area.value = ""
+        self.log.value = False
 
     def _nothing_here(self) -> str:
         why = self._no_live or "No engine runs here."

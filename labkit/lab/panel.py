@@ -13,7 +13,8 @@ import plotly.graph_objects as go
 
 from labkit.errors import ConfigError, LabkitError
 from labkit.figures.points import drawn, first_difference, runs_drawn
-from labkit.lab import keeping, ui
+from labkit.figures.theme import mark_line, themed
+from labkit.lab import keeping
 from labkit.lab.fields import Choice, Control, Number, Text, Toggle
 from labkit.lab.form import Form
 from labkit.lab.frame import Frame
@@ -76,7 +77,7 @@ class Panel(Frame[Run]):
             name,
             title,
             form,
-            PanelWords(columns, changed, form.labels),
+            PanelWords(columns, changed, form.label, form.wording),
             absent=absent,
             worker=worker,
             redraw=redraw,
@@ -135,7 +136,10 @@ class Panel(Frame[Run]):
 
     def _chart(self, coming: Sequence[Run] = ()) -> go.Figure:
         figure = self._figure([*self.runs, *coming], list(self.pinned))
-        return ui.themed(figure)
+        gate = self.gate
+        if gate is not None and gate.gate.axis and gate.state == "predicted":
+            mark_line(figure, gate.gate.axis, gate.prediction, "your prediction")
+        return themed(figure, "" if self.runs or coming else "No run yet. Press Run.")
 
     def _settings_of(self, run: Run) -> Any:
         return run.settings

@@ -153,7 +153,7 @@ class AnyRun(Protocol):
     def earlier(self) -> bool: ...
 
 
-def simulated(model: str, **parameters: Any) -> Provenance:
+def simulated(model: str, /, **parameters: Any) -> Provenance:
     """The origin of numbers that a model computed, with the parameters that it had. Loads no torch.
 
     Args:

@@ -57,7 +57,7 @@ CSS = """<style>
 .labkit .js-plotly-plot .main-svg text { fill: var(--jp-ui-font-color1, #222) !important; }
 .labkit .js-plotly-plot .hoverlayer text { fill: #fff !important; }
 .labkit .lk-figure { overflow-x: auto; } .labkit .lk-figure .js-plotly-plot { min-width: 420px; }
-.labkit .lk-stale { opacity: .55; }
+.labkit .lk-stale { opacity: .6; }
 .labkit .lk-stale-mark { padding: 5px 12px; margin: 0 0 4px; border: 1px dashed var(--jp-warn-color1, #b26a00);
   border-radius: 3px; font-weight: 600; }
 .labkit .lk-gate { padding: 8px 14px; margin: 6px 0; border-left: 4px solid var(--jp-warn-color1, #b26a00);
@@ -280,18 +280,6 @@ class Number:
         self.on_change(kept)
 
 
-def themed(figure: go.Figure) -> go.Figure:
-    """A figure that sits on the page's own background, in a size that fits a panel, where it does not say otherwise."""
-    layout = figure.layout
-    if layout.template.to_plotly_json() and "paper_bgcolor" not in layout:
-        layout.template = "none"
-    if layout.paper_bgcolor is None:
-        layout.update(paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)", font={"color": "#777777"})
-    if layout.height is None:
-        layout.height = 420
-    return figure
-
-
 def may_use_figure_widget() -> bool:
     """Whether a FigureWidget is worth trying here.
 
@@ -341,6 +329,7 @@ class FigureView:
 
     def __init__(self, figure: go.Figure, *, redraw: bool | None = None) -> None:
         self.figure = self._sent = figure
+        self.alt = ""
         self.redraws = False
         self._lock = threading.RLock()  # the page speaks on one thread, runs end on another
         self._drawn = self._answers = False
@@ -359,10 +348,13 @@ class FigureView:
         self._live._heard = self._hear
         self.widget.children = (self._live,)
 
-    def show(self, figure: go.Figure) -> None:
-        """Draw `figure`, or keep it until the page is ready. Of a FigureWidget only what differs travels."""
+    def show(self, figure: go.Figure, alt: str = "") -> None:
+        """Draw `figure`, or keep it until the page is ready. Of a FigureWidget only what differs travels.
+
+        alt: what it shows, in a sentence, for who cannot see it.
+        """
         with self._lock:
-            self.figure = figure
+            self.figure, self.alt = figure, alt
             if not self.redraws and not self._drawn and time.monotonic() - self._built > SILENCE_S:
                 self._redraw_from_now_on()
             elif self.redraws:
@@ -397,7 +389,7 @@ class FigureView:
 
     def _redraw(self) -> None:
         bundle = {k: v for k, v in dict(self.figure._repr_mimebundle_() or {}).items() if v is not None}
-        bundle.setdefault("text/plain", "a plotly figure; the table below holds its numbers")
+        bundle["text/plain"] = f"{self.alt or 'A chart.'} The table below holds its numbers."
         self._output.outputs = ({"output_type": "display_data", "data": bundle, "metadata": {}},)
 
     def _send(self) -> None:
@@ -406,7 +398,7 @@ class FigureView:
         with shown.batch_update():
             keep = 0
             for old, new in zip(before.data, after.data, strict=False):
-                if old.meta != new.meta:
+                if old.meta != new.meta or old.type != new.type:
                     break
                 keep += 1
             if len(shown.data) > keep:
@@ -415,7 +407,11 @@ class FigureView:
                 if old != new:
                     drawn.update(new.to_plotly_json(), overwrite=False)
             if before.layout != after.layout:
-                shown.layout.update(after.layout.to_plotly_json(), overwrite=True)
+                layout = after.layout.to_plotly_json()
+                for name in ("annotations", "shapes", "images"):  # a page keeps what is merely no longer mentioned
+                    if before.layout[name] and name not in layout:
+                        layout[name] = []
+                shown.layout.update(layout, overwrite=True)
             if len(after.data) > keep:
                 shown.add_traces(list(after.data[keep:]))
 

@@ -59,16 +59,17 @@ class PanelWords:
     Args:
         columns: (key of `Outcome.values`, heading).
         why: the chapter's own sentence on two runs, or None.
-        labels: what a reader sees for each name of a control.
+        label, wording: what a reader sees for the name of a control, and for one of its values.
     """
 
     def __init__(
         self,
         columns: Sequence[tuple[str, str]],
         why: Callable[[Run, Run], str] | None,
-        labels: Callable[[], Mapping[str, str]],
+        label: Callable[[str], str],
+        wording: Callable[[str, Any], str],
     ) -> None:
-        self._columns, self._why, self._labels = list(columns), why, labels
+        self._columns, self._why, self._label, self._wording = list(columns), why, label, wording
 
     def sentence(self, run: Run) -> str:
         return run.summary
@@ -79,9 +80,8 @@ class PanelWords:
         return panel_html.said_html(run.kind, run.provenance, run.summary, [before, *run.notes, early, earlier])
 
     def changed(self, new: Run, old: Run) -> str:
-        labels = self._labels()
         moved = [
-            f"{labels.get(name, name)} {panel_html.short(old.settings[name])} → {panel_html.short(value)}"
+            f"{self._label(name)} {self._wording(name, old.settings[name])} → {self._wording(name, value)}"
             for name, value in new.settings.items()
             if name in old.settings and keeping.plain(old.settings[name]) != keeping.plain(value)
         ]

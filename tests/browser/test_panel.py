@@ -128,9 +128,10 @@ def test_a_changed_control_marks_the_result_until_it_is_run(lab):
     wait_for_status(lab, "Run 2 is done")
     lab.page.wait_for_function("() => (document.querySelector('.js-plotly-plot').data[0].y || []).length === 2")
     assert bars(lab) == [[1, 2], [48, 27]] and faint.count() == 0
-    box.get_by_text("Compared with run 1: Kernels 8 → 9, Launched eager → graph").wait_for()
+    box.get_by_text("Compared with run 1: Kernels 8 → 9, Launched one by one → as a graph").wait_for()
     press(lab, "Pin")
     box.get_by_text("A takes 1.78 times as long as B").wait_for()
+    box.get_by_text("That is what came out").wait_for()  # by the run that answered the question
     assert lab.ask("import json; print(json.dumps(figure_equals_data(panel)))")
     picture(lab, "pinned")
 
@@ -155,6 +156,8 @@ def test_runs_come_back_after_the_kernel_was_restarted(lab):
     press(lab, "Resume")
     wait_for_status(lab, "2 earlier runs brought back")
     assert panel(lab).get_by_text("earlier").count() >= 2
+    panel(lab).get_by_text("That is what came out").wait_for()  # the prediction was kept, too
+    assert not panel(lab).get_by_role("button", name="Run", exact=True).is_disabled()
     assert lab.ask("import json; print(json.dumps([run.values['step_us'] for run in panel.runs]))") == [48, 27]
     picture(lab, "resumed")
     lab.theme("JupyterLab Dark")

@@ -633,14 +633,81 @@ def test_an_answer_may_take_two_runs(worker):
     panel = panel_of(worker, gate=gate)
     panel.predict("4.08 ms")
     press(panel)
-    assert "One more run tells" in panel.gate.said.value
+    assert "Another run tells." in panel.gate.said.value
     press(panel)
     assert "✓ That is what came out" in panel.gate.said.value
 
 
-def test_a_gate_needs_one_way_to_answer():
-    with pytest.raises(ConfigError, match="either options or a number"):
-        Gate("x", "?")
+def test_later_runs_do_not_turn_the_verdict(worker):
+    """They answer another question than the one that was asked."""
+    panel = panel_of(worker, gate=CHOICE)
+    panel.predict(4.08)
+    press(panel)
+    panel.set(batch=9)
+    press(panel)
+    assert "✓" in panel.gate.said.value and "Result: <b>4.08 ms</b>" in panel.gate.said.value
+
+
+def test_a_predicted_number_is_drawn_where_the_result_will_be(worker):
+    panel = panel_of(worker, gate=dataclasses.replace(NUMBER, axis="y"))
+    assert not panel.figure.layout.shapes
+    panel.predict(7.5)
+    (line,) = panel.figure.layout.shapes
+    assert (line.y0, line.y1, line.yref, line.xref) == (7.5, 7.5, "y", "paper")
+    assert panel.figure.layout.annotations[-1].text == "your prediction"
+
+
+def test_resume_brings_the_prediction_back_and_run_can_be_pressed(worker):
+    first = panel_of(worker, gate=CHOICE)
+    first.predict(4.08)
+    press(first)
+    second = panel_of(worker, gate=CHOICE)
+    assert second.run_button.disabled
+    second.resume()
+    assert "You: <b>4.08 ms</b>" in second.gate.said.value and not second.run_button.disabled
+    other = panel_of(worker, gate=dataclasses.replace(CHOICE, id="never"))
+    other.resume()
+    assert "No prediction was made" in other.gate.said.value and not other.run_button.disabled
+
+
+@pytest.mark.parametrize("more", [{}, {"options": CHOICE.options, "number": NUMBER.number}, {"options": CHOICE.options,
+                                                                                           "axis": "y"}])  # fmt: skip
+def test_a_gate_needs_one_way_to_answer(more):
+    with pytest.raises(ConfigError):
+        Gate("x", "?", **more)
+
+
+# --- looks -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_single_source_is_named_and_several_can_be_picked(worker):
+    panel = panel_of(worker)
+    assert panel.form.source.layout.display == "none" and "LIVE · fake" in panel.face.only_source.value
+    panel.add_source(Fake("SIMULATED", "model"))
+    assert panel.form.source.layout.display is None and panel.face.only_source.value == ""
+    assert panel.current is panel.sources[1]
+    press(panel)
+    assert panel.runs[0].kind == "SIMULATED"
+
+
+def test_a_figure_without_a_look_gets_one_and_an_empty_one_says_what_to_do(panel):
+    layout = panel.figure.layout
+    assert layout.annotations[0].text == "No run yet. Press Run." and layout.annotations[0].visible
+    assert layout.template.layout.paper_bgcolor == "rgba(0,0,0,0)" and layout.height == 420
+    press(panel)
+    assert not panel.figure.layout.annotations[0].visible
+    assert panel.summary in panel.view._output.outputs[0]["data"]["text/plain"]
+
+
+def test_at_most_one_figure_widget_is_in_a_panel(worker):
+    panel = panel_of(worker, redraw=None)
+
+    def below(widget):
+        yield widget
+        for child in getattr(widget, "children", ()):
+            yield from below(child)
+
+    assert sum(isinstance(one, go.FigureWidget) for one in below(panel.widget)) <= 1
 
 
 # --- words -----------------------------------------------------------------------------------------------------------

@@ -61,6 +61,19 @@ def test_after_any_sequence_of_updates_the_page_shows_the_newest_figure():
 
 
 @needs_figure_widget
+def test_notes_and_shapes_that_are_no_longer_mentioned_go_and_another_kind_of_trace_replaces_the_old():
+    view = ui.FigureView(go.Figure(go.Bar(y=[1])), redraw=False)
+    a_page(view)
+    marked = go.Figure(go.Bar(y=[1]))
+    marked.add_hline(y=1, annotation_text="here")
+    for figure in (marked, go.Figure(go.Scatter(y=[2])), marked):
+        view.show(figure)
+        shown = view._live
+        assert [t.type for t in shown.data] == [t.type for t in figure.data]
+        assert len(shown.layout.shapes) == len(shown.layout.annotations) == len(figure.layout.shapes)
+
+
+@needs_figure_widget
 def test_nothing_is_sent_to_a_page_that_has_not_drawn_yet():
     """What arrives before the page has loaded its plotting code is lost; the newest figure goes out after it."""
     view = ui.FigureView(latency_figure([]), redraw=False)
