@@ -138,7 +138,10 @@ class RequestRow:
             RecordingError: a field is missing, unknown, of the wrong type, or disagrees with others.
         """
         check_fields(cls, data, where)
-        row = cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in data.items()})
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in data.items()
+        }
+        row = cls(**values)
         row.check(where)
         return row
 
