@@ -349,6 +349,13 @@ def test_only_the_needed_sizes_are_captured(fake, changes: dict, size: int | Non
     assert fake.made[0].config.cudagraph_capture_sizes == expected
 
 
+def test_who_observes_sees_the_engine_in_the_graph_mode(fake) -> None:
+    seen = []
+    bench.bench(EngineConfig(), [1], [32], steps=2, warmup=0, observe=lambda llm: seen.append(llm.cudagraph_mode.name))
+    bench.bench(EngineConfig(enforce_eager=True), [1], [32], steps=2, warmup=0, observe=lambda llm: seen.append(1))
+    assert seen == ["FULL_DECODE_ONLY", 1] and fake.made[0].closed
+
+
 # --- suites --------------------------------------------------------------------------------------------------------
 
 SMALL = suites.Suite("small", ("tiny-llama",), ("TRITON_ATTN", "TORCH_SDPA"), (16,), (1, 2), 8, steps=50, warmup=1,

@@ -366,6 +366,7 @@ def bench(
     command: str | None = None,
     progress: Progress = _quiet,
     should_stop: ShouldStop | None = None,
+    observe: Callable[[LLM], None] | None = None,
 ) -> tuple[Recording, list[str]]:
     """Step latency of every batch × context, eager and in the graph mode of `config` (FULL_DECODE_ONLY by default).
 
@@ -375,6 +376,7 @@ def bench(
 
     Args:
         size: the one capture size to use; None pads as the engine's default list does.
+        observe: called at the end with the engine, in the graph mode, to ask it for more.
 
     Returns:
         The rows, and sentences a reader should see (a mode that was lowered, say).
@@ -421,6 +423,9 @@ def bench(
                 )
         notes = [*llm.notes, *launch_notes(counted.values())]
         device = llm.device.type
+        if observe is not None:
+            llm.reconfigure(cudagraph_mode=modes[0])
+            observe(llm)
     order = "for each batch and context: " + " ".join(mode.name for mode in turns)
     provenance = collect(
         Kind.LIVE, command, order=order, n=min(row.n for row in rows), primed=True, device=device

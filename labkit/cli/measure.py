@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.cli.answer import Answer, Console, milliseconds, number, table
 from labkit.cli.options import Parser, UsageError, add_engine_options, engine_config, one_of, whole, whole_list, words
-from labkit.cli.step_tables import form_table, sentence, step_table
+from labkit.cli.step_tables import decomposition_table, form_table, sentence, step_table
 from labkit.config import ATTENTION_BACKENDS, DTYPES, KV_CACHE_LAYOUTS
 from labkit.errors import BackendError
 from labkit.measure.recordings import MIN_SAMPLES
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from labkit.bench.forms import Form
     from labkit.config import EngineConfig
     from labkit.measure.attention import AttentionRecording
+    from labkit.measure.memory import MemoryReport
 
 #: Engine settings that `bench` leaves at its own default: a measured step needs no prefix cache.
 _OWN = ("enable_prefix_caching",)
@@ -43,7 +44,9 @@ def bench_options(parser: Parser) -> None:
                         "by torch's reduce-overhead, and in pieces")  # fmt: skip
     parser.add_argument("--mixed", type=_mixed, metavar="NxC",
                         help="instead: N decodes beside a chunk of C tokens, as in 8x256, in each mode")  # fmt: skip
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with the chart")
+    parser.add_argument("--decompose", action="store_true", default=False, help="also: what each step's time consists "
+                        "of, host phases and device, and where memory goes")  # fmt: skip
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with the charts")
     parser.add_argument("--out", type=Path, metavar="FILE", help="keep the rows as a recording (50 steps or more)")
     add_engine_options(parser, leave_out=_OWN, model=_MODEL)
 
@@ -52,6 +55,8 @@ def bench(args: argparse.Namespace, console: Console) -> Answer:
     """Time decode steps, eager and in the asked graph mode, and put them beside what they should cost."""
     from labkit.bench import bench as run
     from labkit.bench import comparisons
+    from labkit.bench.memory import memory_report
+    from labkit.measure.decompose import decompositions
 
     if not args.batch or not args.context:
         raise UsageError("labkit bench", "needs at least one batch and one context", "As in --batch 1,8 --context 512")
@@ -65,19 +70,28 @@ def bench(args: argparse.Namespace, console: Console) -> Answer:
         )
     if hasattr(args, "compile_table") or hasattr(args, "mixed"):
         return _bench_forms(args, config, console)
+    memory: list[MemoryReport] = []
     recording, notes = run(
         config, args.batch, args.context, size=getattr(args, "size", None), steps=args.steps, warmup=args.warmup,
-        progress=console.progress,
+        progress=console.progress, observe=lambda llm: memory.append(memory_report(llm)),
     )  # fmt: skip
-    pairs = comparisons(recording)
+    pairs, steps = comparisons(recording), decompositions(recording)
+    parts = [*(one.sentence for one in steps), *(one.sentence for one in memory)]
     if hasattr(args, "out"):
         recording.save(args.out)
+        console.note(f"{len(recording.rows)} rows in {args.out.name}; `labkit recordings add` shows it in the panels.")
     if hasattr(args, "html"):
         from labkit.cli.page import write_page
 
-        write_page(args.html, recording, [sentence(c) for c in pairs])
-    data = {**recording.as_dict(), "comparisons": [c.as_dict() for c in pairs], "notes": notes}
-    return Answer(data, "\n".join([step_table(recording), "", *(sentence(c) for c in pairs), *notes]))
+        write_page(args.html, recording, [*(sentence(c) for c in pairs), *parts], memory)
+    data = {
+        **recording.as_dict(), "comparisons": [c.as_dict() for c in pairs], "notes": notes,
+        "decompositions": [one.as_dict() for one in steps], "memory": [one.as_dict() for one in memory],
+    }  # fmt: skip
+    text = [step_table(recording), "", *(sentence(c) for c in pairs), *notes]
+    if args.decompose:
+        text += ["", decomposition_table(steps), "", *parts]
+    return Answer(data, "\n".join(text))
 
 
 def _mixed(word: str) -> tuple[int, int]:

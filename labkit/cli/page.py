@@ -12,6 +12,8 @@ from typing import Any
 
 from labkit.errors import LabkitError
 from labkit.measure.beside import BesideRecording
+from labkit.measure.decompose import decompositions
+from labkit.measure.memory import MemoryReport
 from labkit.measure.provenance import Provenance
 from labkit.measure.recordings import Recording, write_atomically
 
@@ -26,14 +28,16 @@ td:nth-child(-n+4),th:nth-child(-n+4),.text td,.text th{text-align:left}
 .origin{color:#555}.scroll{overflow-x:auto}pre{overflow-x:auto}"""
 
 
-def write_page(path: Path, recording: Recording, sentences: Sequence[str]) -> Path:
-    """Write the page of `labkit bench`: what came out, the chart, every row, where the host's time goes, the origin.
+def write_page(path: Path, recording: Recording, sentences: Sequence[str], memory: Sequence[MemoryReport] = ()) -> Path:
+    """Write the page of `labkit bench`: what came out, every row, where time and memory go, the origin.
 
     Raises:
         LabkitError: plotly is not installed. RecordingError: the file cannot be written.
     """
     try:
+        from labkit.figures.decompose import decomposition_figure
         from labkit.figures.latency import RunPoints, latency_figure
+        from labkit.figures.memory import memory_figure
     except ImportError as error:
         raise _needs_plotly(error) from None
     runs = [
@@ -50,7 +54,10 @@ def write_page(path: Path, recording: Recording, sentences: Sequence[str]) -> Pa
         head = ("backend", "mode", "batch", "context", *phases)
         cells = [[row.backend, row.mode, row.batch, row.context, *(row.phases_us.get(name) for name in phases)]
                  for row in recording.rows]  # fmt: skip
+        parts.append(_chart(decomposition_figure(decompositions(recording), recording.provenance.label), False))
         parts.append(_table("Host time of a step by phase, median µs", head, cells))
+    if memory:
+        parts.append(_chart(memory_figure(memory, recording.provenance.label), False))
     return _write(path, "Step latency", parts, origin_facts(recording.provenance))
 
 

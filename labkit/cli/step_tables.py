@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from labkit.cli.answer import milliseconds, number, table
 
 if TYPE_CHECKING:
+    from labkit.bench.comparison import Comparison
     from labkit.bench.forms import FormResult
-    from labkit.bench.steps import Comparison
+    from labkit.measure.decompose import Decomposition
     from labkit.measure.recordings import Recording, Row
 
 
@@ -55,6 +56,22 @@ def refusals(recording: Recording) -> list[str]:
         f" could not run: {one.reason}"
         for one in recording.refused
     ]
+
+
+def decomposition_table(steps: Sequence[Decomposition]) -> str:
+    """Median microseconds of each part of a step, one configuration a line; the device apart from the host."""
+    names = list(dict.fromkeys(part.name for step in steps for part in step.host))
+    lines = [("host us by phase", *names, "sum", "wall", "| device: forward", "overlaps", "waited for at least")]
+    for step in steps:
+        us = {part.name: part.p50_us for part in step.host}
+        device = step.forward.p50_us if step.forward else None
+        lines.append(
+            (
+                step.title, *(number(us.get(name), 1) for name in names), number(step.serial_us), number(step.wall.p50),
+                number(device), number(step.hidden_us), number(step.waiting_us),
+            )
+        )  # fmt: skip
+    return table(lines)
 
 
 def capture_table(recording: Recording) -> str:

@@ -25,13 +25,17 @@ WORDS = {
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What besides the shape fixes the memory: EngineConfig's fields, with page size and dtype decided."""
+    """What besides the shape fixes the memory: EngineConfig's fields, with page size and dtype decided.
+
+    num_blocks: pages of the KV cache where they are set (`num_gpu_blocks_override`).
+    """
 
     dtype: str
     block_size: int
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    num_blocks: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +118,8 @@ def kv_bytes(model: ModelConfig, limits: Limits, tokens: int | None = None, budg
         budget: bytes that there are; the cache takes as many whole pages of it as can be useful.
     """
     page = model.kv_bytes_per_token(_itemsize(limits.dtype)) * limits.block_size
+    if limits.num_blocks is not None:
+        return page * limits.num_blocks
     pages = limits.max_num_seqs * -(-(tokens or limits.max_model_len) // limits.block_size) + 1
     return page * (pages if budget is None else min(pages, budget // page))
 
@@ -149,7 +155,7 @@ def predict(model: ModelConfig, limits: Limits, *, budget: int | None = None) ->
             "Take a smaller model, a shorter step, or a larger GPU.",
         )
     return (
-        Part("weights", weights, None, f"{model.num_parameters():,} parameters in {limits.dtype}, and the rotary table"),
+        Part("weights", weights, None, f"{model.num_parameters():,} parameters in {limits.dtype}, and a rotary table"),
         Part("workspace", workspace, None, "at least: the widest moment of the largest step"),
         Part("graphs", None, None, "known only once graphs are captured"),
         Part("kv", kv_bytes(model, limits, budget=left), None,
