@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -190,3 +191,14 @@ def test_on_a_cpu_nodes_are_not_there_and_it_says_so() -> None:
             xray(llm, 3)
     with LLM("tiny-llama", **EAGER) as llm, pytest.raises(LabkitError, match="none"):
         xray(llm, mode="PIECEWISE")
+
+
+def test_split_lists_fusions_and_its_page_has_the_code_one_click_away(tmp_path: Path) -> None:
+    from labkit.cli.split import _describe_fusions, _write_page
+
+    text = _describe_fusions(pieces())
+    assert "    1  mm " in text and "_to_copy, pow, mean, add" in text and text.count("gemm") == 2
+    _write_page(tmp_path / "x.html", pieces(), text)
+    page = (tmp_path / "x.html").read_text()
+    assert page.index("<summary>Generated code</summary>") < page.index("# --- class 1 ---")
+    assert "class Runner" in page and "https://cdn" not in page.split("</script>")[-1]
