@@ -84,7 +84,7 @@ def plain_code(notebook: Notebook) -> Iterator[str]:
             kind = type(node)
             if kind in (ast.ClassDef, ast.Try, ast.Lambda, ast.AsyncFunctionDef, ast.Global, ast.Nonlocal):
                 yield f"code cell {number} has {kind.__name__}"
-            if kind is ast.ImportFrom and any(alias.name == "*" for alias in node.names):
+            if isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names):
                 yield f"code cell {number} imports *"
             if isinstance(node, ast.Attribute) and node.attr in ("observe", "on_click", "on_submit"):
                 yield f"code cell {number} has a callback ({node.attr})"

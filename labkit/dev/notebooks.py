@@ -99,7 +99,7 @@ def set_badge(notebook: dict[str, Any], file: str, name: str, branch: str) -> No
             '    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]\n',
             f'    subprocess.run([*pip, "gguf", "git+https://github.com/{name}@{branch}"], check=True)',
         ]
-        setup = {
+        setup: dict[str, Any] = {
             "cell_type": "code", "id": SETUP, "metadata": {}, "execution_count": None, "outputs": [], "source": install,
         }  # fmt: skip
         head = {"cell_type": "markdown", "id": BADGE, "metadata": {}, "source": [badge]}

@@ -14,15 +14,18 @@ if TYPE_CHECKING:
     from labkit.lab.exercises import hint, solution
     from labkit.lab.glossary import glossary, term
     from labkit.lab.latency import LatencyPanel, latency_panel
+    from labkit.lab.plugged_run import run_plugged
     from labkit.lab.plugging import plug
 
 __all__ = [
-    "LatencyPanel", "device", "environment_card", "glossary", "hint", "latency_panel", "plug", "solution", "term",
+    "LatencyPanel", "device", "environment_card", "glossary", "hint", "latency_panel", "plug", "run_plugged",
+    "solution", "term",
 ]  # fmt: skip
 
 #: Name → the module that has it; imported when it is asked for.
 _PLACES = {
-    "glossary": "glossary", "hint": "exercises", "plug": "plugging", "solution": "exercises", "term": "glossary",
+    "glossary": "glossary", "hint": "exercises", "plug": "plugging", "run_plugged": "plugged_run",
+    "solution": "exercises", "term": "glossary",
 }  # fmt: skip
 
 

@@ -38,7 +38,8 @@ HOOKS: dict[str, Hook] = {
             "slot_mapping",
             "slot_mapping(block_ids, start, n, block_size) -> list of n slots",
             EACH_STEP,
-            "StepInputs.fill asks it for every chunk of two tokens or more; a decode's one slot is computed in line.",
+            "StepInputs.fill asks it for every chunk of two tokens or more; a decode's one slot is computed in line. "
+            "A slot outside of the request's blocks is not written.",
             own_slot_mapping,
             install_slot_mapping,
         ),

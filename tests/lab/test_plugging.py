@@ -271,9 +271,7 @@ def test_an_error_is_a_card(engine: LLM, plain: Ran, trust: bool) -> None:
 @pytest.mark.parametrize(
     ("name", "answer"),
     [
-        ("slot_mapping", lambda b, s, n, size: [10**9] * n),
         ("slot_mapping", lambda b, s, n, size: [1.0] * n),
-        ("slot_mapping", lambda b, s, n, size: [-2] * n),
         ("slot_mapping", lambda b, s, n, size: [4]),
         ("slot_mapping", lambda b, s, n, size: None if n else []),
         ("pad_to", lambda n, sizes: 0),
@@ -297,6 +295,13 @@ def test_an_answer_that_the_engine_could_not_survive_is_never_used(
         assert ran(engine)[0] == plain[0]
     socket = plugged.sockets[name]
     assert socket.unusable == socket.different > 0 and "cannot be used" in socket.problem, socket.line
+
+
+@pytest.mark.parametrize("slot", [10**9, -2, -1])
+def test_a_slot_outside_of_the_cache_is_written_by_nobody(engine: LLM, plain: Ran, slot: int) -> None:
+    with plug(slot_mapping=lambda block_ids, start, n, block_size: [slot] * n, trust=True) as plugged:
+        assert ran(engine)[0] != plain[0]
+    assert plugged.sockets["slot_mapping"].used and ran(engine)[0] == plain[0]
 
 
 def test_inputs_are_copies(engine: LLM, plain: Ran) -> None:
