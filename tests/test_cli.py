@@ -370,14 +370,21 @@ def test_bench(capsys, tmp_path) -> None:
         (1, "FULL_DECODE_ONLY", 1), (1, "NONE", 1), (3, "FULL_DECODE_ONLY", 4), (3, "NONE", 3),
     ]  # fmt: skip
     assert found.provenance.kind == "LIVE" and found.provenance.n == 8
-    assert [c["batch"] for c in data["comparisons"]] == [1, 3]
+    assert [c["batch"] for c in data["comparisons"]] == [1, 3] and all(c["paired"] for c in data["comparisons"])
+    assert [d["kind"] for d in data["decompositions"]] == ["LIVE"] * 4
+    (memory,) = data["memory"]
+    assert {part["name"]: part["difference"] for part in memory["parts"]} == {
+        "weights": 0, "workspace": None, "graphs": None, "kv": 0
+    }  # fmt: skip
     text = page.read_text()
+    assert "Where the time of a step goes" in text and "Where the memory goes" in text
     assert "Plotly.newPlot" in text and "FULL_DECODE_ONLY" in text and found.provenance.label in text
     assert "https://cdn" not in text.split("<body>")[0], "the page needs no network"
 
 
 def test_bench_in_words(capsys) -> None:
-    code, out, _ = say(capsys, "bench", *TINY[:-2], "--context", "16", "--steps", "4", "--size", "4")
+    code, out, _ = say(capsys, "bench", *TINY[:-2], "--context", "16", "--steps", "4", "--size", "4", "--decompose")
+    assert "host us by phase" in out and "the largest host part is" in out and "KV cache" in out
     assert code == 0
     head, origin = out.splitlines()[:2]
     assert head.startswith("tiny-llama, random weights, float32, TORCH_SDPA") and "primed KV" in head
@@ -440,7 +447,7 @@ def test_record(capsys, tmp_path) -> None:
     [
         ([], "labkit", "no command was given", "Commands: generate"),
         (["bnch"], "labkit bnch", "there is no such command", "Did you mean 'bench'?"),
-        (["compare"], "labkit compare", "there is no such command", ""),
+        (["compare"], "labkit compare", "needs a second word", "labkit compare transformers"),
         (["bench", "--batc", "3"], "labkit bench --batc", "there is no such option", "Did you mean '--batch'?"),
         (["bench", "--batch", "x"], "labkit bench --batch", "'x' is not a whole number", "--help"),
         (["bench", "--batch", "1,0"], "labkit bench --batch", "0 is below 1", "--help"),
@@ -522,7 +529,7 @@ def test_help_lists_only_what_exists(capsys) -> None:
     assert code == 0
     for name in ("generate", "doctor", "backends", "modes", "sizes", "split", "bench attention", "record"):
         assert f"  {name} " in out
-    for name in ("course", "bisect"):
+    for name in ("bisect",):
         assert name not in out
     for command in entry.COMMANDS:
         code, out, _ = say(capsys, *command.split(), "--help")

@@ -347,14 +347,17 @@ def test_every_suite_of_the_course_can_be_recorded_or_is_a_table_to_come() -> No
 def test_the_course_is_one_file_a_suite_and_stops_when_time_is_over(fake, tmp_path, monkeypatch, capsys) -> None:  # noqa: F811
     small = {"one": dataclasses.replace(SMALL, name="one"), "two": dataclasses.replace(SMALL, name="two")}
     monkeypatch.setattr(suites, "SUITES", small)
-    monkeypatch.setattr(suites, "COURSE_SUITES", ("one", "two", "to come"))
+    monkeypatch.setattr(suites, "COURSE_SUITES", ("one", "timelines", "two", "to come"))
+    monkeypatch.setattr("labkit.bench.timeline.why_not", lambda: "there is no CUDA device here")
     assert main(["record", "--suite", "course", "--out", str(tmp_path), "--device", "cpu", "--json"]) == 0
     captured = capsys.readouterr()
     data = json.loads(captured.out)
     assert data["finished"] and [(s["suite"], s["rows"], s["left"]) for s in data["suites"]] == [
         ("one", 12, 0),
         ("two", 12, 0),
+        ("timelines", None, None),
     ]
+    assert "no CUDA device" in data["suites"][-1]["error"], "it does not keep the others from being recorded"
     assert "to come: this version cannot record it" in captured.err
     assert sorted(p.name for p in tmp_path.iterdir()) == ["one.json.gz", "two.json.gz"]
     (tmp_path / "two.json.gz").unlink()

@@ -14,6 +14,7 @@ from labkit.cli.answer import Answer, Console
 from labkit.cli.measure import attention_table, writable
 from labkit.cli.options import Parser, UsageError, one_of, whole
 from labkit.cli.step_tables import capture_table, step_table
+from labkit.errors import LabkitError
 
 #: Suites that are tables of their own kind → module and function that record them. It is called as `function(out)` with
 #: those of device, progress and should_stop that it takes; it goes on with a file that is there, and returns something
@@ -82,17 +83,24 @@ def _course(args: argparse.Namespace, console: Console, deadline: Deadline) -> A
         if deadline():
             done.append({"suite": name, "file": out.name, "rows": None, "left": None, "kib": None})
             continue
-        recording, left = _record(name, out, args.device, console, deadline)
+        try:
+            recording, left = _record(name, out, args.device, console, deadline)
+        except LabkitError as error:  # what this machine cannot record must not keep the others from it
+            done.append({"suite": name, "file": None, "rows": None, "left": None, "kib": None, "error": str(error)})
+            continue
         kib = round(out.stat().st_size / 1024, 1)
         done.append({"suite": name, "file": out.name, "rows": len(recording.rows), "left": left, "kib": kib})
+    failed = [one for one in done if "error" in one]
+    done = [one for one in done if "error" not in one]
     lines = [
         f"{one['file']}: " + (f"{one['rows']} rows, {one['kib']:.0f} KiB" if one["rows"] is not None else "not begun")
         + (f"; {one['left']} left" if one["left"] else "")
         for one in done
     ]  # fmt: skip
     unfinished = any(one["left"] or one["rows"] is None for one in done)
+    lines += [f"{one['suite']} was not recorded: {one['error']}" for one in failed]
     lines += ["The same command goes on."] if unfinished else [_ADD]
-    return Answer({"suites": done, "finished": not unfinished}, "\n".join(lines))
+    return Answer({"suites": [*done, *failed], "finished": not unfinished}, "\n".join(lines))
 
 
 def _record(name: str, out: Path, device: str, console: Console, deadline: Deadline) -> tuple[Any, int]:
