@@ -408,12 +408,21 @@ class FigureView:
                     drawn.update(new.to_plotly_json(), overwrite=False)
             if before.layout != after.layout:
                 layout = after.layout.to_plotly_json()
-                for name in ("annotations", "shapes", "images"):  # a page keeps what is merely no longer mentioned
-                    if before.layout[name] and name not in layout:
-                        layout[name] = []
-                shown.layout.update(layout, overwrite=True)
+                shown.layout.update({**_gone(before.layout.to_plotly_json(), layout), **layout}, overwrite=True)
             if len(after.data) > keep:
                 shown.add_traces(list(after.data[keep:]))
+
+
+def _gone(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """What takes away that which only the layout before mentions: a page keeps what is merely no longer mentioned.
+
+    Axes are hidden: a page does not take well to axes that go away.
+    """
+    lists = ("annotations", "shapes", "images")
+    return {
+        name: [] if name in lists else {"visible": False} if name.startswith(("xaxis", "yaxis")) else None
+        for name in before if name not in after
+    }  # fmt: skip
 
 
 def _edit(said: Any) -> int:

@@ -7,6 +7,7 @@ import re
 import sys
 import threading
 
+import ipywidgets as widgets
 import pytest
 
 from labkit.attention.interface import AttentionCGSupport as Tier
@@ -668,6 +669,7 @@ def test_an_uploaded_recording_is_read_in_both_generations_of_widgets(tmp_path, 
         {"name": "up.json", "content": memoryview(content)},
     )  # fmt: skip
     assert uploaded(value) == [("up.json", content)]
+    assert uploaded(widgets.FileUpload().value) == [], "of the generation that is installed"
     wrong = {"../up.json": {"content": b""}} if generation == 7 else ({"name": "../up.json", "content": b""},)
     with pytest.raises(LabkitError, match="no name for a recording"):
         uploaded(wrong)

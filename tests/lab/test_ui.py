@@ -74,6 +74,24 @@ def test_notes_and_shapes_that_are_no_longer_mentioned_go_and_another_kind_of_tr
 
 
 @needs_figure_widget
+def test_a_figure_of_another_shape_leaves_nothing_of_the_last_one():
+    """The second source of a panel may draw another kind of figure."""
+    two = go.Figure([go.Bar(y=[1], xaxis="x", yaxis="y"), go.Bar(y=[2], xaxis="x2", yaxis="y2")])
+    two.update_layout(xaxis={"domain": [0, 0.4]}, xaxis2={"domain": [0.6, 1]}, yaxis2={"anchor": "x2"},
+                      barmode="stack", title="two", legend={"orientation": "h"})  # fmt: skip
+    one = go.Figure(go.Scatter(y=[3])).update_layout(xaxis={"title": "x"})
+    view = ui.FigureView(two, redraw=False)
+    a_page(view)
+    for _ in range(2):
+        view.show(one)
+        layout = view._live.layout
+        assert (layout.barmode, layout.title.text, layout.legend.orientation) == (None, None, None)
+        assert layout.xaxis2.visible is False and layout.yaxis2.visible is False and len(view._live.data) == 1
+        view.show(two)
+        assert plain(view._live) == plain(two)
+
+
+@needs_figure_widget
 def test_nothing_is_sent_to_a_page_that_has_not_drawn_yet():
     """What arrives before the page has loaded its plotting code is lost; the newest figure goes out after it."""
     view = ui.FigureView(latency_figure([]), redraw=False)
