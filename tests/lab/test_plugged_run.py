@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytest.importorskip("torch")
+
 from labkit.errors import ConfigError
 from labkit.lab.engine_room import EngineRoom
 from labkit.lab.hook_points import HOOKS

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("torch")
+
 from labkit import LLM, SamplingParams
 from labkit.engine.report import StepReport
 from labkit.errors import ConfigError
