@@ -35,6 +35,8 @@ def themed(figure: go.Figure, note: str = "") -> go.Figure:
         layout.template = TEMPLATE
     if layout.height is None:
         layout.height = HEIGHT
+    if layout.width is None:
+        layout.autosize = True  # else a page that drew it before it was shown keeps plotly's own width
     layout.annotations = (
         {
             "text": note, "x": 0.5, "y": 0.5, "xref": "paper", "yref": "paper", "xanchor": "center",

@@ -693,7 +693,8 @@ def test_a_single_source_is_named_and_several_can_be_picked(worker):
 def test_a_figure_without_a_look_gets_one_and_an_empty_one_says_what_to_do(panel):
     layout = panel.figure.layout
     assert layout.annotations[0].text == "No run yet. Press Run." and layout.annotations[0].visible
-    assert layout.template.layout.paper_bgcolor == "rgba(0,0,0,0)" and layout.height == 420
+    assert layout.template.layout.paper_bgcolor == "rgba(0,0,0,0)"
+    assert layout.height == 420 and layout.autosize
     press(panel)
     assert not panel.figure.layout.annotations[0].visible
     assert panel.summary in panel.view._output.outputs[0]["data"]["text/plain"]
