@@ -194,6 +194,9 @@ def test_a_point_that_does_not_fit_is_refused_and_the_others_are_measured(fake, 
     assert set(refused) == {key for key, ok in fits.items() if not ok} and len(refused) >= 2
     assert "does not fit: it needs" in refused[64, 8].reason
     assert missing(suite, recording) == 0 and load(tmp_path / "x.json.gz").refused == recording.refused
+    made = len(fake.made)
+    record(suite, tmp_path / "x.json.gz", device="cpu")
+    assert len(fake.made) == made, "what did not fit is not tried again"
     ask = dict(model="tiny-llama", backend="TRITON_ATTN", batch=8, context=64)
     assert "does not fit" in recording.why_not(**ask, requested_mode="FULL_AND_PIECEWISE")
     llm = fake(config=EngineConfig(max_model_len=128, max_num_seqs=8))
