@@ -25,7 +25,7 @@ class Item:
 
 ITEMS: tuple[Item, ...] = (
     Item("A1", "say when a decode step waits for the host to launch kernels, and not for data or arithmetic", (1,)),
-    Item("A2", "name three attention backends or more, and for each a machine or model that it fits", (3, 5)),
+    Item("A2", "name three attention backends or more, and for each a machine or model that it fits", (5,)),
     Item("A3", "say what may and what may not differ between two backends that compute the same attention", (3,)),
     Item("A4", "say why one budget for prefill chunks and decodes needs kernels that take a mixed batch", (6,)),
     Item("A5", "say how a CUDA graph is captured and replayed, and why shapes and addresses must stay fixed", (7,)),
