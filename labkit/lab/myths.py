@@ -66,7 +66,12 @@ def myth_card(myths: Sequence[Myth]) -> Card:
             "cell": ui.escape(one.cell),
         } for one in myths
     ]  # fmt: skip
-    columns = [("claim", "claim"), ("found", "what we know"), ("verdict", "verdict, and how known"), ("cell", "test it")]
+    columns = [
+        ("claim", "claim"),
+        ("found", "what we know"),
+        ("verdict", "verdict, and how known"),
+        ("cell", "test it"),
+    ]
     used = [tag for tag in TAGS if any(one.tag == tag for one in myths)]
     meaning = " ".join(f"{tag}: {TAGS[tag]}." for tag in used)
     line = f"myth check: {len(myths)} claim{'s' * (len(myths) != 1)}"
