@@ -257,7 +257,7 @@ class Frame(Generic[R]):
             self._redraw()
             also = f" {left} of another version could not be read." if left else ""
             count = f"{len(found)} earlier run{'s' if len(found) > 1 else ''}"
-            self._set_busy(False, f"{count} brought back, as measured then.{also}")
+            self._set_busy(False, f"{count} brought back, as they were then.{also}")
 
     def predict(self, value: Any = None) -> None:
         """Commit a prediction (a value or a label of the question); None takes what the widget holds."""

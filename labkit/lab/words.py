@@ -76,7 +76,8 @@ class PanelWords:
 
     def said(self, run: Run, before: str) -> str:
         early = "Stopped early: the numbers are of what ran." if run.stopped else ""
-        earlier = "Brought back: this was measured before." if run.earlier else ""
+        made = "computed" if run.kind == "SIMULATED" else "measured"
+        earlier = f"Brought back: this was {made} before." if run.earlier else ""
         return panel_html.said_html(run.kind, run.provenance, run.summary, [before, *run.notes, early, earlier])
 
     def changed(self, new: Run, old: Run) -> str:
