@@ -1,0 +1,116 @@
+"""Which backend serves, condition by condition, beside how far each may be captured. Refuses to know any rule.
+
+Signs say what colours repeat: ✓ passes, ✗ fails, · was not asked. The backend that is taken has an arrow and a star.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import plotly.graph_objects as go
+
+from labkit.figures import palette
+from labkit.figures.points import drawn
+
+NOT_ASKED, PASSES, FAILS = 0, 1, 2
+#: Cell → sign and colour; a colour-blind-safe pair, each with white text of at least 4.5:1 on it.
+SIGNS = {NOT_ASKED: "·", PASSES: "✓", FAILS: "✗"}
+_SCALE = [[0.0, "rgba(128,128,128,0.12)"], [0.5, "#1F6FA8"], [1.0, "#B34700"]]
+#: A tier's place on the ladder → its name there.
+LADDER = ("NEVER", "SINGLE TOKEN", "UNIFORM BATCH", "ALWAYS")
+ROW, AROUND = 40, 170
+
+
+@dataclasses.dataclass(frozen=True)
+class Matrix:
+    """One selection.
+
+    rows: a name for each backend in the order in which they are tried. columns: the conditions.
+    cells: for each row and column one of NOT_ASKED, PASSES, FAILS. texts: what stands in them; hovers: what is said of
+    them. tiers: place on the ladder of each row, 0…3. usable: whether a row has no ✗. taken: its place, None for none.
+    """
+
+    number: int
+    title: str
+    rows: Sequence[str]
+    columns: Sequence[str]
+    cells: Sequence[Sequence[int]]
+    texts: Sequence[Sequence[str]]
+    hovers: Sequence[Sequence[str]]
+    tiers: Sequence[int]
+    usable: Sequence[bool]
+    taken: int | None
+
+
+def selection_figure(matrix: Matrix | None, kind: str = "") -> go.Figure:
+    """The matrix of conditions at the left, the ladder of tiers at the right; empty axes for None.
+
+    The run's data must hold `cells`, `texts`, `labels` (the rows' labels, see `row_labels`) and `tiers`.
+
+    Args:
+        kind: LIVE or SIMULATED, for the title.
+    """
+    figure = go.Figure(layout=_layout(6 if matrix is None else len(matrix.rows)))
+    if matrix is None:
+        return figure
+    labels = row_labels(matrix.rows, matrix.taken)
+    figure.add_trace(go.Heatmap(
+        z=[list(row) for row in matrix.cells], x=list(matrix.columns), y=labels,
+        text=[list(row) for row in matrix.texts], texttemplate="%{text}", textfont={"size": 14}, xgap=3, ygap=3,
+        zmin=NOT_ASKED, zmax=FAILS, colorscale=_SCALE, showscale=False, customdata=[list(r) for r in matrix.hovers],
+        hovertemplate="%{customdata}<extra></extra>", name="conditions",
+        meta=drawn(matrix.number, z="cells", text="texts", y="labels"),
+    ))  # fmt: skip
+    for i, label in enumerate(labels):  # a guide from the foot of the ladder to the rung
+        figure.add_trace(go.Scatter(
+            x=[0, matrix.tiers[i]], y=[label, label], xaxis="x2", yaxis="y", mode="lines", hoverinfo="skip",
+            line={"color": palette.NEUTRAL, "width": 4 if matrix.usable[i] else 1,
+                  "dash": "solid" if matrix.usable[i] else "dot"}, showlegend=False,
+        ))  # fmt: skip
+    figure.add_trace(go.Scatter(
+        x=list(matrix.tiers), y=labels, xaxis="x2", yaxis="y", mode="markers", name="tier", showlegend=False,
+        marker={
+            "size": [18 if i == matrix.taken else 12 for i in range(len(labels))],
+            "symbol": ["star" if i == matrix.taken else "circle" if ok else "circle-open"
+                       for i, ok in enumerate(matrix.usable)],
+            "color": [palette.colour(row) for row in matrix.rows], "line": {"width": 2, "color": palette.NEUTRAL},
+        },
+        customdata=[[row, LADDER[tier]] for row, tier in zip(matrix.rows, matrix.tiers, strict=True)],
+        hovertemplate="%{customdata[0]}: %{customdata[1]}<extra></extra>", meta=drawn(matrix.number, x="tiers", y="labels"),
+    ))  # fmt: skip
+    figure.update_layout(
+        title={"text": f"{matrix.title} · {kind}", "font": {"size": 14}, "x": 0, "xref": "paper", "y": 0.98,
+               "yanchor": "top"},
+    )  # fmt: skip
+    return figure
+
+
+def row_labels(rows: Sequence[str], taken: int | None) -> list[str]:
+    """What stands beside the rows: the one that is taken has an arrow."""
+    return [f"<b>▶ {name}</b>" if i == taken else name for i, name in enumerate(rows)]
+
+
+def _layout(rows: int) -> dict[str, Any]:
+    axis = {"zeroline": False, "linecolor": palette.NEUTRAL, "tickfont": {"size": 11}, "automargin": True}
+    note = {"showarrow": False, "font": {"size": 11, "color": palette.NEUTRAL}, "xref": "paper", "yref": "paper"}
+    return {
+        "height": ROW * rows + AROUND, "autosize": True, "template": "none", "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)", "font": {"size": 12, "color": palette.NEUTRAL}, "hovermode": "closest",
+        "margin": {"l": 130, "r": 16, "t": 96, "b": 52},
+        "xaxis": {**axis, "domain": [0, 0.7], "side": "top", "showgrid": False, "fixedrange": True, "type": "category"},
+        "xaxis2": {
+            **axis, "domain": [0.75, 1], "anchor": "y", "side": "top", "range": [-0.35, 3.35], "fixedrange": True,
+            "tickvals": [0, 1, 2, 3], "ticktext": ["<br>".join(name.split()) for name in LADDER],
+            "gridcolor": palette.GRID,
+        },
+        "yaxis": {**axis, "autorange": "reversed", "showgrid": False, "fixedrange": True, "type": "category",
+                  "tickfont": {"size": 12}},
+        "annotations": [
+            {**note, "x": 0, "y": 0, "yshift": -14, "yanchor": "top", "xanchor": "left",
+             "text": "✓ passes  ✗ fails  · not asked; tried from top to bottom"},
+            {**note, "x": 1, "y": 0, "yshift": -14, "yanchor": "top", "xanchor": "right",
+             "text": "graphs up to this tier; ★ taken, ○ refused"},
+        ],
+    }  # fmt: skip
