@@ -23,7 +23,8 @@ from labkit.bench.attention import (
     bench_attention,
     bench_attentions,
 )
-from labkit.bench.suites import attention_points, record_attention
+from labkit.bench.recorder import record_attention
+from labkit.bench.suites import attention_points
 from labkit.cli.entry import main
 from labkit.errors import ConfigError
 from labkit.measure.attention import (
@@ -186,7 +187,7 @@ def test_a_recording_survives_its_file_and_is_not_measured_twice(two_calls, tmp_
 
 
 def test_the_suite_is_recorded_by_the_command(two_calls, tmp_path: Path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr("labkit.bench.suites.attention_points", lambda: [(DECODE, PLAIN), (MIX, SPLIT)])
+    monkeypatch.setattr("labkit.bench.recorder.attention_points", lambda: [(DECODE, PLAIN), (MIX, SPLIT)])
     out = tmp_path / "attention.json.gz"
     assert main(["record", "--suite", "attention", "--device", "cpu", "--out", str(out)]) == 0
     assert "TORCH_SDPA, two calls" in capsys.readouterr().out
