@@ -30,6 +30,7 @@ from labkit.lab.hooks_model import (
     own_pieces,
     own_why_not,
 )
+from labkit.lab.hooks_replay import install_replay, own_replay
 
 HOOKS: dict[str, Hook] = {
     hook.name: hook
@@ -76,6 +77,15 @@ HOOKS: dict[str, Hook] = {
             "The runner asks its dispatcher once in each step. ('NONE', num_tokens) runs eagerly.",
             own_dispatch,
             install_dispatch,
+        ),
+        Hook(
+            "replay",
+            "replay(graph, inputs) -> list of results; graph has input, output and launch(), inputs is a list of arrays",
+            EACH_STEP,
+            "Whenever a FULL graph is to run, with one input: the token ids of the step. The engine's buffers hold what "
+            "they held before, and are shown as numpy arrays; a graph of decodes alone or of mixed batches.",
+            own_replay,
+            install_replay,
         ),
         Hook(
             "merge",
