@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ipywidgets as widgets
+
 from labkit.lab.cards import Card
-from labkit.lab.ch03.cards import SCORE, judged, myths, note_score, plug_in, plug_in_wrong
+from labkit.lab.ch03.cards import SCORE, judged, more_ways, myths, note_score, plug_in, plug_in_wrong
 from labkit.lab.ch03.exercises import CORRECT, EXERCISES, MEMORY, MERGE, ONLINE
 from labkit.lab.ch03.panel import GATE, attention_panel
 from labkit.lab.ch03.quizzes import NAMES, QUIZZES, RECAP, TRANSFER
@@ -15,8 +17,8 @@ from labkit.lab.task import TaskCard
 __all__ = [
     "attention_panel", "card", "chapter", "check_extra_bytes", "check_is_correct", "check_merge",
     "check_online_softmax",
-    "judged", "myths", "note_score", "plug_in", "plug_in_wrong", "recap", "self_check", "task_extra_bytes",
-    "task_is_correct", "task_merge", "task_online_softmax", "transfer",
+    "judged", "more_ways", "myths", "note_score", "plug_in", "plug_in_wrong", "questions", "recap", "task_extra_bytes",
+    "task_is_correct", "task_merge", "task_online_softmax",
 ]  # fmt: skip
 
 chapter = Chapter(
@@ -95,11 +97,6 @@ def check_extra_bytes(answer: object) -> CheckCard:
     return check(MEMORY, answer)
 
 
-def transfer() -> QuizCard:
-    """The question that asks for the same in another place."""
-    return TRANSFER.show()
-
-
-def self_check() -> QuizCard:
-    """The self-check at the end."""
-    return NAMES.show()
+def questions() -> widgets.VBox:
+    """The question that asks for the same in another place, and the self-check."""
+    return widgets.VBox([TRANSFER.show(), NAMES.show()])

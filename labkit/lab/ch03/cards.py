@@ -10,7 +10,9 @@ from labkit.lab.cards import Card, paragraph
 from labkit.lab.ch03 import exercises, memory
 from labkit.lab.ch03.contenders import NAIVE, TILED
 from labkit.lab.exercises import check
+from labkit.lab.machine import has_default_model
 from labkit.lab.myths import COMPUTED, DOCUMENTED, MEASURED, Myth, myth_card, recorded_myths
+from labkit.lab.panel import Panel
 from labkit.lab.plugged_run import PluggedRun, run_plugged
 from labkit.lab.progress import solutions_wanted
 from labkit.lab.runs import Run, machine
@@ -18,9 +20,11 @@ from labkit.measure.provenance import Kind
 
 SCORE = "attention of one prompt, tiled"
 OTHER_SCORE = "attention of one prompt, naive"
+#: What `more_ways` runs where it is offered.
+OTHER_WAYS = ("SDPA flash", "TORCH_SDPA")
 #: What the engine runs while a merge is plugged in: the keys of TORCH_SDPA come in three parts then.
 PROMPT = "The capital of France is"
-SETTINGS = {"attention_backend": "TORCH_SDPA"}
+SETTINGS = {"attention_backend": "TORCH_SDPA", "enforce_eager": True}
 #: Merges that are known to be wrong, by name.
 WRONG: dict[str, Callable[..., Any]] = {"mean": exercises.mean, "base two": exercises.base_two}
 
@@ -53,14 +57,30 @@ def judged(answer: Callable[..., Any], runs: Sequence[Run]) -> Card:
     return Card(f"judged: {len(rows)} runs", ui.table("Your rule on your runs", head, rows))
 
 
+def more_ways(panel: Panel) -> list[str]:
+    """Run the panel for two more ways, where its source offers them; what it says of each."""
+    options = panel.form.field("backend").control.options
+    wanted = [key for _, key in options if key in OTHER_WAYS]
+    for key in wanted:
+        panel.set(backend=key)
+        panel.run(wait=True, timeout=110)
+    found = [run.summary for run in panel.runs[-len(wanted) :]] if wanted else []
+    return found or ["No such way here: a formula knows naive and tiled attention alone."]
+
+
 def plug_in(answer: Any) -> PluggedRun:
     """Text by the engine with a learner's `merge` in it; every call is compared with the engine's own."""
-    return run_plugged(prompts=(PROMPT,), max_tokens=4, settings=SETTINGS, merge=answer)
+    return run_plugged(prompts=(PROMPT,), max_tokens=_num_tokens(), settings=SETTINGS, merge=answer)
 
 
 def plug_in_wrong(name: str = "mean") -> PluggedRun:
     """The same with a merge that is known to be wrong, and used all the same."""
-    return run_plugged(prompts=(PROMPT,), max_tokens=4, settings=SETTINGS, trust=True, merge=WRONG[name])
+    return run_plugged(prompts=(PROMPT,), max_tokens=_num_tokens(), settings=SETTINGS, trust=True, merge=WRONG[name])
+
+
+def _num_tokens() -> int:
+    """Two words of a real model tell; the noise of a tiny one takes longer to turn into other noise."""
+    return 2 if has_default_model() else 8
 
 
 def myths(runs: Sequence[Run]) -> Card:

@@ -68,10 +68,12 @@ class LiveAttention:
         return [
             Choice("backend", "Attention", [(one.label, one.key) for one in served], NAIVE,
                    help="Who computes it. All get the same numbers."),
-            Choice("dtype", "Number format", [(d, d) for d in DTYPES], "bfloat16",
-                   help="Of the inputs and of the result. float32 has 24 significant bits, float16 11, bfloat16 8."),
-            Choice("length", "Longest prompt", [(f"{n:,} tokens", n) for n in lengths], lengths[1],
-                   help=f"Lengths from {SHORTEST} up to this one are measured, each twice the one before."),
+            Choice("dtype", "Format", [(d, d) for d in DTYPES], "bfloat16",
+                   help="Number format of the inputs and of the result. float32 has 24 significant bits, float16 11, "
+                        "bfloat16 8."),
+            Choice("length", "Longest", [(f"{n:,} tokens", n) for n in lengths], lengths[1],
+                   help=f"Longest prompt: lengths from {SHORTEST} up to this one are measured, each twice the one "
+                        f"before."),
             Choice("heads", "Heads", [(str(n), n) for n in HEADS], 4, help=f"Of {HEAD_SIZE} numbers each."),
         ]  # fmt: skip
 

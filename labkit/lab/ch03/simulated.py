@@ -32,10 +32,10 @@ class FormulaSource:
             Choice("backend", "Attention", [("naive: all scores stored", NAIVE), ("tiled: online softmax", TILED)],
                    help="Naive attention stores one number for each pair of tokens. Tiled attention keeps tiles of "
                    "scores on the chip."),
-            Choice("dtype", "Number format", [(d, d) for d in ("float32", "bfloat16", "float16")], "bfloat16",
-                   help="float32 has 24 significant bits, float16 11, bfloat16 8."),
-            Choice("length", "Longest prompt", [(f"{n:,} tokens", n) for n in LENGTHS], 16_384,
-                   help=f"Lengths from {SHORTEST} up to this one, each twice the one before."),
+            Choice("dtype", "Format", [(d, d) for d in ("float32", "bfloat16", "float16")], "bfloat16",
+                   help="Number format. float32 has 24 significant bits, float16 11, bfloat16 8."),
+            Choice("length", "Longest", [(f"{n:,} tokens", n) for n in LENGTHS], 16_384,
+                   help=f"Longest prompt: lengths from {SHORTEST} up to this one, each twice the one before."),
             Choice("heads", "Heads", [(str(n), n) for n in HEADS], 4, help=f"Of {HEAD_SIZE} numbers each."),
         ]  # fmt: skip
 
