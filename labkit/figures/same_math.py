@@ -1,7 +1,8 @@
 """Charts of several ways to compute attention: time and memory over length, error per head. Refuses to know who ran.
 
 Both axes above are logarithmic: a straight line is a power of the length, and its slope the exponent; each ends in the
-number of its run. The strip below has one column a run, one mark a head, and a bar at the error up to which a result counts as correct.
+number of its run. The strip below has one column a run, one mark a head, and a bar at the error up to which a result
+counts as correct.
 """
 
 from __future__ import annotations
@@ -81,8 +82,8 @@ def _lines(run: Ways) -> list[go.Scatter]:
         if values is None:
             continue
         found.append(go.Scatter(
-            x=list(run.lengths), y=list(values), mode="lines+markers+text", text=["", *[""] * (len(values) - 2), f" {run.number}"][-len(values) :],
-            textposition="middle right", cliponaxis=False, name=_label(run), legendgroup=str(run.number),
+            x=list(run.lengths), y=list(values), mode="lines+markers+text",
+            text=[""] * (len(values) - 1) + [f" {run.number}"], textposition="middle right", cliponaxis=False, name=_label(run), legendgroup=str(run.number),
             showlegend=key == "time_us" or run.us is None, line={"color": hue, "dash": dash, "width": 2}, marker=marker,
             xaxis=f"x{axis}", yaxis=f"y{axis}", meta=drawn(run.number, x="lengths", y=key),
             hovertemplate=f"{_label(run)}<br>%{{x:,}} tokens: %{{y:,.3g}} {unit}<extra></extra>",

@@ -52,11 +52,11 @@ def _cpu_peak(work: Callable[[], Any]) -> int | None:
         _enable_profiler_legacy(config)
     except (ImportError, TypeError, RuntimeError):  # another version of torch, or somebody is profiling already
         return None
-    kept, records = None, []
+    kept = None
     try:
         kept = work()
     finally:
         records = _disable_profiler_legacy()
     del kept
-    changes = [e.cpu_memory_usage() for thread in records for e in thread if e.kind() == "memory_alloc"]
-    return highest(changes)
+    events: list[Any] = [event for thread in records for event in thread]  # its type stubs say otherwise
+    return highest([event.cpu_memory_usage() for event in events if event.kind() == "memory_alloc"])

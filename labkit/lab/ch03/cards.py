@@ -59,8 +59,8 @@ def judged(answer: Callable[..., Any], runs: Sequence[Run]) -> Card:
 
 def more_ways(panel: Panel) -> list[str]:
     """Run the panel for two more ways, where its source offers them; what it says of each."""
-    options = panel.form.field("backend").control.options
-    wanted = [key for _, key in options if key in OTHER_WAYS]
+    control = next(one for one in panel.current.controls(panel.settings) if one.name == "backend")
+    wanted = [key for _, key in control.options if key in OTHER_WAYS]
     for key in wanted:
         panel.set(backend=key)
         panel.run(wait=True, timeout=110)
