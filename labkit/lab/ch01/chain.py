@@ -1,7 +1,7 @@
 """A chain of small torch operations, measured here: what starting one costs, and what running one takes.
 
 On a CPU a call returns when its work is done, so that starting and working add up. On a CUDA device the host runs
-ahead, and the same chain may be replayed as one graph: that path was never run on a GPU so far. Refuses to know widgets,
+ahead, and the same chain may be replayed as one graph: that path was never run on a GPU. Refuses to know widgets,
 and imports torch only when it runs.
 """
 
