@@ -15,12 +15,12 @@ from labkit.figures import palette
 from labkit.figures.points import drawn
 
 NOT_ASKED, PASSES, FAILS = 0, 1, 2
-#: Cell → sign and colour; a colour-blind-safe pair, each with white text of at least 4.5:1 on it.
 SIGNS = {NOT_ASKED: "·", PASSES: "✓", FAILS: "✗"}
-_SCALE = [[0.0, "rgba(128,128,128,0.12)"], [0.5, "#1F6FA8"], [1.0, "#B34700"]]
+#: A colour-blind-safe pair, thin enough for the page's own text colour, light or dark, to be read on it.
+_SCALE = [[0.0, "rgba(128,128,128,0.10)"], [0.5, "rgba(44,127,184,0.30)"], [1.0, "rgba(213,94,0,0.50)"]]
 #: A tier's place on the ladder → its name there.
-LADDER = ("NEVER", "SINGLE TOKEN", "UNIFORM BATCH", "ALWAYS")
-ROW, AROUND = 40, 170
+LADDER = ("NEVER", "one token", "UNIFORM", "ALWAYS")
+ROW, AROUND = 40, 176
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +58,7 @@ def selection_figure(matrix: Matrix | None, kind: str = "") -> go.Figure:
     labels = row_labels(matrix.rows, matrix.taken)
     figure.add_trace(go.Heatmap(
         z=[list(row) for row in matrix.cells], x=list(matrix.columns), y=labels,
-        text=[list(row) for row in matrix.texts], texttemplate="%{text}", textfont={"size": 14}, xgap=3, ygap=3,
+        text=[list(row) for row in matrix.texts], texttemplate="%{text}", textfont={"size": 13}, xgap=3, ygap=3,
         zmin=NOT_ASKED, zmax=FAILS, colorscale=_SCALE, showscale=False, customdata=[list(r) for r in matrix.hovers],
         hovertemplate="%{customdata}<extra></extra>", name="conditions",
         meta=drawn(matrix.number, z="cells", text="texts", y="labels"),
@@ -78,7 +78,8 @@ def selection_figure(matrix: Matrix | None, kind: str = "") -> go.Figure:
             "color": [palette.colour(row) for row in matrix.rows], "line": {"width": 2, "color": palette.NEUTRAL},
         },
         customdata=[[row, LADDER[tier]] for row, tier in zip(matrix.rows, matrix.tiers, strict=True)],
-        hovertemplate="%{customdata[0]}: %{customdata[1]}<extra></extra>", meta=drawn(matrix.number, x="tiers", y="labels"),
+        hovertemplate="%{customdata[0]}: %{customdata[1]}<extra></extra>",
+        meta=drawn(matrix.number, x="tiers", y="labels"),
     ))  # fmt: skip
     figure.update_layout(
         title={"text": f"{matrix.title} · {kind}", "font": {"size": 14}, "x": 0, "xref": "paper", "y": 0.98,
@@ -98,19 +99,20 @@ def _layout(rows: int) -> dict[str, Any]:
     return {
         "height": ROW * rows + AROUND, "autosize": True, "template": "none", "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)", "font": {"size": 12, "color": palette.NEUTRAL}, "hovermode": "closest",
-        "margin": {"l": 130, "r": 16, "t": 96, "b": 52},
-        "xaxis": {**axis, "domain": [0, 0.7], "side": "top", "showgrid": False, "fixedrange": True, "type": "category"},
+        "margin": {"l": 130, "r": 46, "t": 104, "b": 52},
+        "xaxis": {**axis, "domain": [0, 0.72], "side": "top", "showgrid": False, "fixedrange": True, "type": "category",
+                  "tickangle": -40, "showline": False},
         "xaxis2": {
-            **axis, "domain": [0.75, 1], "anchor": "y", "side": "top", "range": [-0.35, 3.35], "fixedrange": True,
-            "tickvals": [0, 1, 2, 3], "ticktext": ["<br>".join(name.split()) for name in LADDER],
-            "gridcolor": palette.GRID,
+            **axis, "domain": [0.77, 1], "anchor": "y", "side": "top", "range": [-0.35, 3.35], "fixedrange": True,
+            "tickvals": [0, 1, 2, 3], "ticktext": list(LADDER), "tickangle": -40, "gridcolor": palette.GRID,
+            "showline": False,
         },
         "yaxis": {**axis, "autorange": "reversed", "showgrid": False, "fixedrange": True, "type": "category",
                   "tickfont": {"size": 12}},
         "annotations": [
             {**note, "x": 0, "y": 0, "yshift": -14, "yanchor": "top", "xanchor": "left",
-             "text": "✓ passes  ✗ fails  · not asked; tried from top to bottom"},
+             "text": "✓ or a page size: passes  ✗ fails  · not asked"},
             {**note, "x": 1, "y": 0, "yshift": -14, "yanchor": "top", "xanchor": "right",
-             "text": "graphs up to this tier; ★ taken, ○ refused"},
+             "text": "tier: ★ taken  ● could serve  ○ refuses"},
         ],
     }  # fmt: skip

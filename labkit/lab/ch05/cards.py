@@ -117,8 +117,9 @@ def myths() -> Card:
     default = "; ".join(f"{gpu}: {taken(gpu)}" for gpu in ("A100", "H200", "B200", "RTX 5090"))
     return myth_card([
         Myth("Ampere and Hopper get FLASH_ATTN by default, Blackwell FLASHINFER.",
-             f"Rules of labkit, which here are vLLM 0.33's: {default}. There are two kinds of Blackwell: data-centre ones "
-             "(sm_10x) get FLASHINFER, an RTX 5090 (sm_12x) does not.", "holds in part", COMPUTED, "the panel, Machine"),
+             f"Rules of labkit, which here are vLLM 0.33's: {default}. There are two kinds of Blackwell: data-centre "
+             "ones (sm_10x) get FLASHINFER, an RTX 5090 (sm_12x) does not.",
+             "holds in part", COMPUTED, "the panel, Machine"),
         Myth("FlashAttention is version 2 on Ampere, 3 on Hopper, 4 on Blackwell.",
              f"By name: A100 {_version('A100')}, H200 {_version('H200')}, B200 {_version('B200')}, RTX 5090 "
              f"{_version('RTX 5090')}. FA4 has no paged kernels for sm_12x, so that an RTX 5090 gets the oldest.",
@@ -126,15 +127,16 @@ def myths() -> Card:
         Myth("FlashInfer can be captured for pure decodes with one token per request only.",
              "vLLM 0.33 computes the tier at start: from the GPU, from which of NVIDIA's kernels can be had, from the "
              "number of heads. It is UNIFORM_BATCH on an A100, and that single tier on an H200 without those kernels. "
-             f"labkit captures FlashInfer's prefill kernel for every batch, so that here it is {tier('FLASHINFER', 'H200')}.",
+             f"labkit captures FlashInfer's prefill kernel for every batch, so that here it is "
+             f"{tier('FLASHINFER', 'H200')}.",
              "holds in part", DOCUMENTED, "the panel, ladder"),
         Myth("FA3 and Triton can be captured for any batch, FA2 for uniform batches only.",
-             f"FLASH_ATTN: {tier('FLASH_ATTN', 'H200')} on an H200 (FA3), {tier('FLASH_ATTN', 'A100')} on an A100 (FA2). "
-             f"TRITON_ATTN: {tier('TRITON_ATTN', 'H200')}.", "holds", COMPUTED, "the panel, ladder"),
+             f"FLASH_ATTN: {tier('FLASH_ATTN', 'H200')} on an H200 (FA3), {tier('FLASH_ATTN', 'A100')} on an A100 "
+             f"(FA2). TRITON_ATTN: {tier('TRITON_ATTN', 'H200')}.", "holds", COMPUTED, "the panel, ladder"),
         Myth("xFormers is general purpose, with wide hardware support.",
-             f"With pages it serves on {len(serves('XFORMERS'))} of {machines} machines of the table, and TORCH_SDPA on "
-             f"{len(serves('TORCH_SDPA'))}. It has no float32, no window, no sinks, and can never be captured. Neither "
-             "engine takes it by itself.", "does not hold", COMPUTED, "the panel, Backend XFORMERS"),
+             f"With pages it serves on {len(serves('XFORMERS'))} of {machines} machines of the table, and TORCH_SDPA "
+             f"on {len(serves('TORCH_SDPA'))}. It has no float32, no window, no sinks, and can never be captured. "
+             "Neither engine takes it by itself.", "does not hold", COMPUTED, "the panel, Backend XFORMERS"),
         *recorded_myths({"backend-throughput": "the latency panel of chapter 00, source RECORDED"}),
     ])  # fmt: skip
 

@@ -1,4 +1,5 @@
-"""The exercises of chapter 05: reasons, the first that has none, what a tier leaves of a mode. Refuses to run anything."""
+"""The exercises of chapter 05: reasons, the first that has none, what a tier leaves of a mode. Refuses to run "
+"anything."""
 
 from __future__ import annotations
 
@@ -140,8 +141,8 @@ WHY_NOT = Exercise(
     "<code>'device'</code>: <code>platform.device_type</code> is not among <code>capabilities.device_types</code>. "
     "<code>'capability'</code>, only where the device fits: <code>platform.capability</code>, a pair such as (7, 5) or "
     "None, is below <code>min_capability</code>, a pair or None; equal is enough. <code>'dtype'</code>: not among "
-    "<code>dtypes</code>. <code>'head_size'</code> and <code>'block_size'</code>: outside of <code>head_sizes</code> and "
-    "<code>block_sizes</code>, each (lowest, highest, multiple of), both ends allowed. <code>'window'</code>: "
+    "<code>dtypes</code>. <code>'head_size'</code> and <code>'block_size'</code>: outside of <code>head_sizes</code> "
+    "and <code>block_sizes</code>, each (lowest, highest, multiple of), both ends allowed. <code>'window'</code>: "
     "<code>spec.sliding_window</code> is not None and <code>capabilities.sliding_window</code> is False. Any order.",
     solution=why_not,
     cases=_why_cases,
@@ -152,12 +153,14 @@ WHY_NOT = Exercise(
               "the next; a list of all saves the round trips."),
         Wrong("newer only", _changed("capability", _newer_only), "You ask for a GPU that is newer than the oldest one "
               "that is allowed; the oldest one is allowed."),
-        Wrong("as text", _changed("capability", _as_text), "You compare versions as text or as one decimal number: then "
-              "12.0 is below 8.0. Pairs of whole numbers compare the right way."),
+        Wrong("as text", _changed("capability", _as_text), "You compare versions as text or as one decimal number: "
+                                                           "then 12.0 is below 8.0. Pairs of whole numbers compare "
+                                                           "the right way."),
         Wrong("no device", _no_device, "You compare the capability of a machine that has none: None is not less than a "
               "pair. Look at the device first."),
-        Wrong("both", _changed("capability", _both), "You blame the GPU's age as well where the backend is not written for "
-              "CUDA at all. A newer GPU would not help: ask for the capability only where the device fits."),
+        Wrong("both", _changed("capability", _both), "You blame the GPU's age as well where the backend is not "
+                                                     "written for CUDA at all. A newer GPU would not help: ask for "
+                                                     "the capability only where the device fits."),
         Wrong("any head in range", _changed("head_size", lambda c, s, p: not
               c.head_sizes[0] <= s.head_size <= c.head_sizes[1]), "You look at the range of head sizes and not at the "
               "multiple: 96 lies between 64 and 256, and is no multiple of 64."),
@@ -165,17 +168,17 @@ WHY_NOT = Exercise(
               or s.head_size % c.head_sizes[2]), "You leave out the largest head size. Both ends are allowed."),
         Wrong("multiple only", _changed("head_size", lambda c, s, p: s.head_size % c.head_sizes[2]), "You look at the "
               "multiple of a head size and not at the range."),
-        Wrong("no pages", _changed("block_size", lambda c, s, p: False), "You forget the page size: a backend that reads "
-              "pages of 16 may have no kernel for pages of 24."),
-        Wrong("any window", _changed("window", lambda c, s, p: s.sliding_window is not None), "You refuse every window, "
+        Wrong("no pages", _changed("block_size", lambda c, s, p: False), "You forget the page size: a backend that "
+              "reads pages of 16 may have no kernel for pages of 24."),
+        Wrong("any window", _changed("window", lambda c, s, p: s.sliding_window is not None), "You refuse windows, "
               "also where the backend has one."),
         Wrong("no dtype", _changed("dtype", lambda c, s, p: False), "You forget the data type."),
         Wrong("old GPUs welcome", _changed("capability", lambda c, s, p: False), "You forget how old the GPU may be."),
     ),
     hints=(
         "Begin with an empty list and append a name for each condition that fails. Never return early.",
-        "Pairs compare as you want them: (7, 5) &lt; (8, 0) is True. A CPU and an AMD GPU have no capability, so ask for "
-        "the device first and for the capability in an <code>elif</code>.",
+        "Pairs compare as you want them: (7, 5) &lt; (8, 0) is True. A CPU and an AMD GPU have no capability, so ask "
+        "for the device first and for the capability in an <code>elif</code>.",
         "<code>low, high, multiple = capabilities.head_sizes</code>, then <code>if not low &lt;= spec.head_size &lt;= "
         "high or spec.head_size % multiple: failed.append('head_size')</code>. The page size goes the same way.",
     ),
@@ -268,9 +271,9 @@ PICK = Exercise(
     items=("B5",),
     ask="Write <code>pick(order, reasons, requested)</code>. <code>order</code> is a list of names, the best first. "
     "<code>reasons</code> has the reasons of every backend by name, an empty list where it can serve; it may know "
-    "backends that are in no order. <code>requested</code> is a name or None. Return the name that is taken: with None the "
-    "first in order that can serve; otherwise the one requested. Where that one cannot serve, or with None nobody can, "
-    "raise <code>ValueError</code>: a choice by name is never replaced.",
+    "backends that are in no order. <code>requested</code> is a name or None. Return the name that is taken: with "
+    "None the first in order that can serve; otherwise the one requested. Where that one cannot serve, or with None "
+    "nobody can, raise <code>ValueError</code>: a choice by name is never replaced.",
     solution=pick,
     cases=_pick_cases,
     wrong=(
@@ -279,14 +282,14 @@ PICK = Exercise(
         Wrong("trusts", _trusts_request, "You take the backend that was asked for without looking at its reasons: it "
               "fails later, in the middle of a step, or computes something else."),
         Wrong("ignores", _ignores_request, "You go by the order also where somebody asked for a backend by name."),
-        Wrong("any", _any_that_serves, "You fall back to backends that are in no order. Those are for an explicit choice "
-              "only."),
-        Wrong("own order", _own_order, "You use one order for all machines. It is an input: a B200 has another one than "
-              "an H200."),
+        Wrong("any", _any_that_serves, "You fall back to backends that are in no order. Those are for an explicit "
+                                       "choice only."),
+        Wrong("own order", _own_order, "You use one order for all machines. It is an input: a B200 has another one "
+                                       "than an H200."),
         Wrong("last resort", _last_resort, "You take the last of the order where nobody can serve. Then it fails where "
               "nobody can say why."),
-        Wrong("in order only", _by_order_only, "You refuse a name because it is in no order. An explicit choice needs no "
-              "place in it."),
+        Wrong("in order only", _by_order_only, "You refuse a name because it is in no order. An explicit choice needs "
+                                               "no place in it."),
     ),
     hints=(
         "Two questions, one after the other: was a backend asked for by name? And if not, who is first?",
@@ -295,8 +298,8 @@ PICK = Exercise(
         "<code>for name in order:</code> <code>if not reasons[name]: return name</code>, and after the loop "
         "<code>raise ValueError('nobody can serve')</code>.",
     ),
-    explanation="Automatic selection is a list of names and the first empty list of reasons. A choice by name skips the "
-    "list and keeps the reasons: it works, or it raises before anything runs.",
+    explanation="Automatic selection is a list of names and the first empty list of reasons. A choice by name skips "
+                "the list and keeps the reasons: it works, or it raises before anything runs.",
     redundant={"automatic": "the simplest cases come first; who goes by the order gets them right"},
 )  # fmt: skip
 
@@ -391,9 +394,10 @@ MODE_FOR = Exercise(
     "layer by name; the lowest counts for all. Return the graph mode that runs:<br>"
     "<code>'FULL'</code> needs ALWAYS. With NEVER raise <code>ValueError</code>; with a tier in between return "
     "<code>'FULL_AND_PIECEWISE'</code> where the model is <code>compiled</code> in pieces, else "
-    "<code>'FULL_DECODE_ONLY'</code>. <code>'FULL_DECODE_ONLY'</code> and <code>'FULL_AND_PIECEWISE'</code> stay, but with "
-    "NEVER they become <code>'PIECEWISE'</code> where compiled, else <code>'NONE'</code>. <code>'PIECEWISE'</code> and "
-    "<code>'NONE'</code> have no attention in a graph, so they stay. (A decode step has one token per request here.)",
+    "<code>'FULL_DECODE_ONLY'</code>. <code>'FULL_DECODE_ONLY'</code> and <code>'FULL_AND_PIECEWISE'</code> stay, but "
+    "with NEVER they become <code>'PIECEWISE'</code> where compiled, else <code>'NONE'</code>. "
+    "<code>'PIECEWISE'</code> and <code>'NONE'</code> have no attention in a graph, so they stay. (A decode step has "
+    "one token per request here.)",
     solution=mode_for,
     cases=_mode_cases,
     wrong=(
@@ -405,8 +409,8 @@ MODE_FOR = Exercise(
         Wrong("piecewise too", _never_lowers_everything, "You lower PIECEWISE because of the tier. Its attention runs "
               "outside of the graphs, so the tier says nothing about it."),
         Wrong("full is full", _full_is_full, "You keep FULL for a backend that cannot capture mixed batches."),
-        Wrong("decodes need ALWAYS", _decode_needs_always, "You ask for ALWAYS where only decodes are captured. A lower "
-              "tier is enough for them."),
+        Wrong("decodes need ALWAYS", _decode_needs_always, "You ask for ALWAYS where only decodes are captured. A "
+                                                           "lower tier is enough for them."),
         Wrong("still decodes", _still_decodes, "You keep a FULL graph for decodes with a backend that can never be "
               "captured."),
         Wrong("compiled", _always_compiled, "You return modes with PIECEWISE in them where the model was not compiled "
@@ -415,14 +419,15 @@ MODE_FOR = Exercise(
     hints=(
         "First the tier of the whole model: the lowest of its layers, on this ladder: NEVER, "
         "UNIFORM_SINGLE_TOKEN_DECODE, UNIFORM_BATCH, ALWAYS.",
-        "<code>min(tiers, key=ladder.index)</code> with the ladder as a list. Then FULL, then the two modes that have a "
-        "FULL graph for decodes, then the rest.",
-        "<code>if requested == 'FULL' and tier == 'NEVER': raise ValueError</code>; <code>if requested == 'FULL' and tier "
-        "!= 'ALWAYS': return 'FULL_AND_PIECEWISE' if compiled else 'FULL_DECODE_ONLY'</code>; …",
+        "<code>min(tiers, key=ladder.index)</code> with the ladder as a list. Then FULL, then the two modes that have "
+        "a FULL graph for decodes, then the rest.",
+        "<code>if requested == 'FULL' and tier == 'NEVER': raise ValueError</code>; <code>if requested == 'FULL' and "
+        "tier != 'ALWAYS': return 'FULL_AND_PIECEWISE' if compiled else 'FULL_DECODE_ONLY'</code>; …",
     ),
-    explanation="A FULL graph holds the attention of every layer, so that the weakest layer decides. What a tier cannot "
-    "carry is taken away, and the rest stays. <code>labkit.graphs.modes.resolve</code> has the same rules with the reason "
-    "for each, and a few more: steps with several tokens per request, pooling models, a model that is not cut.",
+    explanation="A FULL graph holds the attention of every layer, so that the weakest layer decides. What a tier "
+                "cannot carry is taken away, and the rest stays. <code>labkit.graphs.modes.resolve</code> has the "
+                "same rules with the reason for each, and a few more: steps with several tokens per request, pooling "
+                "models, a model that is not cut.",
     redundant={"one tier in all layers": "the simplest cases come first"},
 )  # fmt: skip
 

@@ -8,6 +8,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from labkit.figures.selection import Matrix, selection_figure
+from labkit.lab.ch05.question import AUTO, OWN_PAGE
 from labkit.lab.ch05.sources import RULES, HereSource, RulesSource
 from labkit.lab.gate import Gate
 from labkit.lab.machine import engine_missing, gpu_name
@@ -21,8 +22,8 @@ COLUMNS = [
 _KEYS = ("rows", "columns", "cells", "texts", "hovers", "tiers", "usable", "taken")
 #: The question of the gate; everything else is as the panel opens.
 ASKED = {
-    "gpu": "T4", "dtype": "bfloat16", "head": 128, "family": "MHA", "kv": "auto", "page": None, "window": False,
-    "cap": False, "sinks": False, "option": "none", "requested": None, "installed": "everything",
+    "gpu": "T4", "dtype": "bfloat16", "head": 128, "family": "MHA", "kv": "auto", "page": OWN_PAGE, "window": False,
+    "cap": False, "sinks": False, "option": "none", "requested": AUTO, "installed": "everything",
 }  # fmt: skip
 
 GATE = Gate(
@@ -30,9 +31,9 @@ GATE = Gate(
     "A T4 (sm_75), weights in bfloat16, head size 128, every library installed. Which backend does the selector take?",
     options=[(name, name) for name in ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "XFORMERS", "TORCH_SDPA")],
     answer=lambda runs: _first_answer(runs),
-    explain="FLASH_ATTN and FLASHINFER come first and need sm_80. Triton would compile for sm_75, which has no bfloat16 "
-    "arithmetic. XFORMERS is in no order. What is left is the slowest and the most patient: TORCH_SDPA. With float16 it "
-    "is taken as well, but then two others could be asked for by name.",
+    explain="FLASH_ATTN and FLASHINFER come first and need sm_80. Triton would compile for sm_75, which has no "
+    "bfloat16 arithmetic. XFORMERS is in no order. What is left is the slowest and the most patient: "
+    "TORCH_SDPA. With float16 it is taken as well, but then two others could be asked for by name.",
 )
 
 

@@ -36,6 +36,8 @@ OPTIONS: dict[str, Mapping[str, Any]] = {
 #: Requests at once, tokens of each: the two limits that a tier may depend on.
 LIMITS = {"large": (256, 8192), "small": (4, 256)}
 NUM_HEADS, NUM_KV_HEADS = 32, 8
+#: No page size and no backend by name.
+OWN_PAGE, AUTO = 0, "automatic"
 
 
 def spec_of(values: Mapping[str, Any]) -> AttentionSpec:
@@ -72,8 +74,8 @@ class Answer:
 
 def ask(values: Mapping[str, Any], platform: Platform, available: Mapping[str, Availability] | None = None) -> Answer:
     """Every backend's answer to the panel's controls on a machine; `available` as in `selector.candidates`."""
-    found = candidates(spec_of(values), platform, available, block_size_is_set=values["page"] is not None)
-    requested = values["requested"]
+    found = candidates(spec_of(values), platform, available, block_size_is_set=values["page"] != OWN_PAGE)
+    requested = None if values["requested"] == AUTO else values["requested"]
     if requested is not None:
         taken = next((c for c in found if c.name == requested and c.usable), None)
     else:
@@ -116,7 +118,7 @@ def matrix(
         line = [FAILS if c in why else PASSES if asked.get(c, True) else NOT_ASKED for c in CONDITIONS]
         rows.append(candidate.name)
         cells.append(line)
-        texts.append([f"{SIGNS[v]} {candidate.block_size}" if c == "page size" else SIGNS[v]
+        texts.append([str(candidate.block_size) if c == "page size" and v == PASSES else SIGNS[v]
                       for c, v in zip(CONDITIONS, line, strict=True)])  # fmt: skip
         hovers.append([_hover(candidate, c, why.get(c, ())) for c in CONDITIONS])
     taken = answer.found.index(answer.taken) if answer.taken is not None else None
@@ -129,7 +131,8 @@ def matrix(
 
 
 def lines(answer: Answer) -> list[str]:
-    """One sentence for each backend, in the order in which they are tried: its reasons, each with what would mend it."""
+    """One sentence for each backend, in the order in which they are tried: its reasons, each with what would mend "
+    "it."""
     out = []
     for candidate in answer.found:
         place = f"{candidate.order}." if candidate.order is not None else "By name only:"

@@ -37,8 +37,8 @@ TRANSFER = Quiz(
         (
             "Stop, say that FLASHINFER has no sinks here, and name the backends that have.",
             True,
-            "A choice by name works or is refused. The reason and the list of those that can serve are what somebody needs "
-            "to mend the configuration.",
+            "A choice by name works or is refused. The reason and the list of those that can serve are what somebody "
+            "needs to mend the configuration.",
         ),
         (
             "Run FLASHINFER without sinks: a small difference in the scores.",
@@ -59,8 +59,8 @@ SELF_CHECK = Quiz(
             "FLASH_ATTN, TORCH_SDPA, TRITON_ATTN",
             True,
             "FlashAttention needs sm_80, and the A100 has it. On a T4 torch's own call is tried before Triton, which "
-            "emits no tensor-core instruction for sm_75. On AMD the order begins with TRITON_ATTN, which is not written "
-            "for CUDA. (Nobody has run labkit on AMD: this follows from the rules.)",
+            "emits no tensor-core instruction for sm_75. On AMD the order begins with TRITON_ATTN, which is not "
+            "written for CUDA. (Nobody has run labkit on AMD: this follows from the rules.)",
         ),
         (
             "FLASH_ATTN on all three: it is the fastest",

@@ -12,7 +12,18 @@ from labkit.attention import registry
 from labkit.attention.interface import Availability, Platform
 from labkit.attention.selector import Candidate
 from labkit.config import ATTENTION_BACKENDS, CUDAGraphMode
-from labkit.lab.ch05.question import LIMITS, OPTIONS, Answer, ask, lines, machine_name, matrix, platform_of
+from labkit.lab.ch05.question import (
+    AUTO,
+    LIMITS,
+    OPTIONS,
+    OWN_PAGE,
+    Answer,
+    ask,
+    lines,
+    machine_name,
+    matrix,
+    platform_of,
+)  # fmt: skip
 from labkit.lab.fields import Choice, Control, Toggle
 from labkit.lab.runs import Context, Outcome, simulated
 from labkit.measure.provenance import Provenance, collect
@@ -27,18 +38,19 @@ INSTALLED: dict[str, tuple[str, ...]] = {
 HEADS = (32, 64, 72, 80, 96, 128, 192, 256, 512)
 _OPTION_WORDS = {
     "none": "none", "4 splits": "num_splits = 4", "two calls": "split_mixed_batches", "batch-invariant":
-    "batch_invariant", "FA2": "flash_attn_version = 2", "FA3": "flash_attn_version = 3", "FA4": "flash_attn_version = 4",
+    "batch_invariant", "FA2": "flash_attn_version = 2", "FA3": "flash_attn_version = 3", "FA4": "flash_attn_version = "
+    "4",
 }  # fmt: skip
 
 
 def model_controls() -> list[Control]:
     """What can be asked on any machine."""
-    pages: list[tuple[str, Any]] = [("each backend's own", None), *((f"{n} tokens", n) for n in (1, 16, 24, 64, 256))]
+    pages = [("each backend's own", OWN_PAGE), *((f"{n} tokens", n) for n in (1, 16, 24, 64, 256))]
     return [
         Choice("dtype", "Data type", [(name, name) for name in ("bfloat16", "float16", "float32")],
                help="Of weights, queries, keys and values."),
         Choice("head", "Head size", [(str(n), n) for n in HEADS], 128, help="Numbers in one head of a query or a key."),
-        Choice("family", "Attention of the model", [("MHA, GQA", "MHA"), ("MLA (DeepSeek)", "MLA")],
+        Choice("family", "Attention", [("MHA, GQA", "MHA"), ("MLA (DeepSeek)", "MLA")],
                help="MLA keeps one compressed row per token in place of keys and values, and needs other kernels."),
         Choice("kv", "KV cache", [("as the data type", "auto"), ("fp8", "fp8_e4m3")], help="How K and V are stored."),
         Choice("page", "Page size", pages, help="Tokens in a page of the KV cache, or what each backend prefers."),
@@ -49,7 +61,7 @@ def model_controls() -> list[Control]:
                help="A wish of the user that not every backend can grant."),
         Choice("limits", "Limits", [(f"{a} requests × {b:,} tokens", name) for name, (a, b) in LIMITS.items()], "large",
                help="max_num_seqs × max_model_len: a tier may depend on the widest batch."),
-        Choice("requested", "Backend", [("automatic", None), *((n, n) for n in ATTENTION_BACKENDS)],
+        Choice("requested", "Backend", [(AUTO, AUTO), *((n, n) for n in ATTENTION_BACKENDS)],
                help="attention_backend: the first that can serve, or one by name."),
         Choice("mode", "Graph mode", [(m.name, m.name) for m in CUDAGraphMode], "FULL_AND_PIECEWISE",
                help="cudagraph_mode that is asked for; the tier decides what is left of it."),
@@ -65,7 +77,8 @@ class RulesSource:
     def controls(self, values: Mapping[str, Any]) -> Sequence[Control]:
         machines = [(machine_name(platform_of(name)), name) for name in (*registry.GPUS, "cpu")]
         return [
-            Choice("gpu", "Machine", machines, "H200", help="A GPU that need not be here, or a CPU."), *model_controls(),
+            Choice("gpu", "Machine", machines, "H200", help="A GPU that need not be here, or a CPU."),
+            *model_controls(),
             Choice("installed", "Installed", [(name, name) for name in INSTALLED],
                    help="Which libraries are assumed to load there."),
         ]  # fmt: skip
@@ -76,14 +89,14 @@ class RulesSource:
     def explain(self, values: Mapping[str, Any]) -> Sequence[str]:
         order = registry.priority(platform_of(values["gpu"]))
         out = [f"Tried on {machine_name(platform_of(values['gpu']))}, in this order: {', '.join(order)}."]
-        if values["requested"] is not None:
+        if values["requested"] != AUTO:
             out.append(f"{values['requested']} is asked for by name, so that the order does not matter.")
         return out
 
     def run(self, values: Mapping[str, Any], context: Context) -> Outcome:
         gone = INSTALLED[values["installed"]]
         available = {name: Availability(False, _NOT_THERE) for name in gone} or None
-        given = {k: v for k, v in values.items() if k in ("gpu", "dtype", "head", "page", "option", "installed")}
+        given = {k: values[k] for k in ("gpu", "dtype", "head", "option", "installed")}
         return outcome(values, platform_of(values["gpu"]), available, simulated(RULES, **given))
 
 
