@@ -36,11 +36,17 @@ def find_browser() -> str | None:
 
 
 @contextlib.contextmanager
-def lab_server(folder: pathlib.Path, notebook: pathlib.Path, **environment: str) -> Iterator[str]:
-    """JupyterLab over a copy of one notebook, with settings and kernels of its own; yields the notebook's address."""
+def lab_server(
+    folder: pathlib.Path, *notebooks: pathlib.Path, python: str = sys.executable, **environment: str
+) -> Iterator[str]:
+    """JupyterLab over copies of notebooks, with settings and kernels of its own; yields the address of the first.
+
+    python: whose JupyterLab it is. The address of another notebook is `of_notebook(address, name)`.
+    """
     home = folder / "home"
     (folder / "notebooks").mkdir(parents=True)
-    shutil.copy(notebook, folder / "notebooks")
+    for notebook in notebooks:
+        shutil.copy(notebook, folder / "notebooks")
     quiet = home / "settings" / "@jupyterlab" / "apputils-extension"
     quiet.mkdir(parents=True)
     (quiet / "notification.jupyterlab-settings").write_text(
@@ -53,7 +59,7 @@ def lab_server(folder: pathlib.Path, notebook: pathlib.Path, **environment: str)
     env = {**os.environ, **{name: str(home / sub) for name, sub in own.items()}, "PYTHONPATH": str(ROOT), **environment}
     port, token = _free_port(), secrets.token_hex(16)
     command = [
-        sys.executable, "-m", "jupyterlab", "--allow-root", "--no-browser", "--ServerApp.ip=127.0.0.1",
+        python, "-m", "jupyterlab", "--allow-root", "--no-browser", "--ServerApp.ip=127.0.0.1",
         f"--ServerApp.port={port}", "--ServerApp.port_retries=0", f"--IdentityProvider.token={token}",
         f"--ServerApp.root_dir={folder / 'notebooks'}", "--expose-app-in-browser",
         "--LabApp.extension_manager=readonly",
@@ -63,7 +69,7 @@ def lab_server(folder: pathlib.Path, notebook: pathlib.Path, **environment: str)
         server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=env, start_new_session=True)
         try:
             _wait_for(f"{base}/api/status?token={token}", server, folder / "server.log")
-            yield f"{base}/lab/tree/{notebook.name}?token={token}&reset"
+            yield f"{base}/lab/tree/{notebooks[0].name}?token={token}&reset"
         finally:
             # The server's session holds its kernels too.
             os.killpg(server.pid, signal.SIGTERM)
@@ -72,6 +78,12 @@ def lab_server(folder: pathlib.Path, notebook: pathlib.Path, **environment: str)
             except subprocess.TimeoutExpired:
                 os.killpg(server.pid, signal.SIGKILL)
                 server.wait(5)
+
+
+def of_notebook(address: str, name: str) -> str:
+    """The address of another notebook of the same server."""
+    head, _, query = address.partition("?")
+    return f"{head.rpartition('/')[0]}/{name}?{query}"
 
 
 class Notebook:
@@ -119,6 +131,48 @@ class Notebook:
                 }));
             }"""
         )
+
+    def code_cells(self) -> list[int]:
+        """Places of the code cells, once the kernel answers."""
+        return self.page.evaluate(
+            """async () => {
+                await window.jupyterapp.restored;
+                const panel = window.jupyterapp.shell.currentWidget;
+                await panel.revealed;
+                await panel.sessionContext.ready;
+                await panel.sessionContext.session.kernel.info;
+                return panel.content.widgets.map((cell, i) => cell.model.type === 'code' ? i : -1).filter(i => i >= 0);
+            }"""
+        )
+
+    def run_cell(self, place: int) -> dict[str, Any]:
+        """Run one cell; returns its count, the names of its errors, and the ids of the widgets that it shows."""
+        return self.page.evaluate(
+            """async (place) => {
+                const app = window.jupyterapp;
+                const notebook = app.shell.currentWidget.content;
+                notebook.deselectAll();
+                notebook.activeCellIndex = place;
+                await app.commands.execute('notebook:run-cell');
+                const model = notebook.widgets[place].model;
+                const outputs = model.outputs.toJSON();
+                return {
+                    count: model.executionCount,
+                    errors: outputs.filter(o => o.output_type === 'error').map(o => o.ename + ': ' + o.evalue),
+                    widgets: outputs.map(o => (o.data || {})['application/vnd.jupyter.widget-view+json'])
+                        .filter(view => view).map(view => view.model_id),
+                };
+            }""",
+            place,
+        )
+
+    def scroll_to(self, place: int) -> None:
+        """Bring a cell on the screen: one that is far from it is not in the page at all."""
+        self.page.evaluate("place => window.jupyterapp.shell.currentWidget.content.scrollToItem(place, 'start')", place)
+
+    def end_kernel(self) -> None:
+        """Shut the notebook's kernel down, as who closes a notebook for good."""
+        self.page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.shutdown()")
 
     def ask(self, code: str) -> Any:
         """Run code in the kernel and return what it prints, read as JSON."""
