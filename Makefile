@@ -18,7 +18,7 @@ GPU_PYTHON := $(PYTHON)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lab test check test-gpu record format notebooks badges clean
+.PHONY: help setup lab test check test-gpu record format notebooks badges site clean
 
 help: ## list the targets
 	@awk -F ':[^#]*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -59,6 +59,10 @@ notebooks: ## run the notebooks, and store the lines that their checks print
 badges: ## write Colab's badge and first cell anew, from [tool.labkit] in pyproject.toml
 	@$(call install,--model-optional)
 	.venv/bin/python labkit/dev/notebooks.py badges
+
+site: ## build the course as static pages in build/site, and check their links
+	@$(call install,)
+	.venv/bin/python labkit/dev/site.py --jobs $(JOBS) $(ARGS) $(NOTEBOOKS)
 
 clean: ## remove .venv and every cache in this folder; the model's cache stays
 	rm -rf .venv .cache .ruff_cache .mypy_cache .pytest_cache .hypothesis .import_linter_cache build dist *.egg-info

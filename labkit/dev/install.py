@@ -221,7 +221,7 @@ def main() -> None:
         renew_pip()
         announce_downloads()
         # Fifteen thousand modules, of which few are ever imported: Python compiles those when they are.
-        pip_install("--no-compile", "-c", "constraints.txt", "-e", ".[engine,lab,dev]")
+        pip_install("--no-compile", "-c", "constraints.txt", "-e", ".[engine,lab,dev,site]")
         write_jupyterlab_defaults()
         STAMP.write_text(json.dumps(wanted) + "\n")
         say(f"installed in {time.monotonic() - begin:.0f} s")
