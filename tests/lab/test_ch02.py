@@ -46,6 +46,7 @@ def ran(panel_, **values):
     panel_.set(**values)
     panel_.run(wait=True, timeout=TIMEOUT)
     assert figure_equals_data(panel_)
+    assert " because " in panel_.runs[-1].summary and panel_.runs[-1].summary.endswith(".")
     return panel_.runs[-1]
 
 

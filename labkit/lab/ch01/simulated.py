@@ -32,13 +32,13 @@ class QueueSource:
 
     def controls(self, values: Mapping[str, Any]) -> Sequence[Control]:
         found: list[Control] = [
-            Number("kernels", "Kernels per step", 1, 400, 8, help="How many kernels one step has, all alike."),
-            Number("kernel_us", "GPU time of a kernel", 0.5, 200.0, 3.0, step=0.5, unit="µs",
+            Number("kernels", "Kernels", 1, 400, 8, help="How many kernels one step has, all alike."),
+            Number("kernel_us", "A kernel takes", 0.5, 200.0, 3.0, step=0.5, unit="µs",
                    help="How long the GPU runs one kernel."),
             Choice("way", "Started", [(EAGER, EAGER), (GRAPH, GRAPH)], help="By a launch for each kernel, or by one."),
         ]  # fmt: skip
         if values.get("way", EAGER) == EAGER:
-            found.insert(2, Number("launch_us", "Host time of a launch", 0.5, 50.0, 6.0, step=0.5, unit="µs",
+            found.insert(2, Number("launch_us", "A launch takes", 0.5, 50.0, 6.0, step=0.5, unit="µs",
                                    help="How long the host needs to start one kernel."))  # fmt: skip
         return found
 

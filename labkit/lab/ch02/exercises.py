@@ -204,9 +204,9 @@ VERDICT = Exercise(
         "<code>large = abs(median_a / median_b - 1) &gt;= 0.05</code>; return both medians and "
         "<code>bool(apart and large)</code>.",
     ),
-    explanation="Both conditions are about not fooling yourself: the bands say whether it would come out again, the 5 "
-    "% whether it is worth a word. The panel's own rule is a little sharper (it asks how well the medians themselves "
-    "are known), and so it shows smaller differences when there are many samples.",
+    explanation="Both conditions keep you honest: the bands say whether it would come out again, the 5 % whether it "
+    "is worth a word. The panel's own rule has the same 5 %, but asks how well the medians themselves are known: with "
+    "many samples it may show a difference although the bands overlap.",
     show=lambda args: f"verdict(a, b) with\na = {list(args[0])}\nb = {list(args[1])}",
 )  # fmt: skip
 

@@ -42,7 +42,7 @@ class ProductSource:
     def controls(self, values: Mapping[str, Any]) -> Sequence[Control]:
         sides = SIDES_GPU if self.gpu else SIDES_CPU
         found: list[Control] = [
-            Number("side", "Side of the matrices", sides[0], sides[-1], sides[2], points=sides,
+            Number("side", "Matrix side", sides[0], sides[-1], sides[2], points=sides,
                    help="The product has side³ multiplications."),
             Number("warmup", "Warm-up runs", 0, 10, 0, help="Runs before the first one that is timed."),
             Number("n", "Samples", 5, 200, 50, help="How many runs are timed."),
@@ -166,8 +166,9 @@ def _summary(what: str, samples: Sequence[float], timer: str, warmup: int) -> st
     if timer == NO_SYNC:
         return f"{said}. Nobody waited for the device, so this is the time of launching only."
     if first >= 1.2 and warmup:
-        return f"{said}. The first sample took {first:.1f} times the median, warm-up or not, because one sample is "
-        "only one."
+        return (
+            f"{said}. The first sample took {first:.1f} times the median all the same, because one sample is only one."
+        )
     if first >= 1.2:
         return f"{said}. The first sample took {first:.1f} times the median, because nothing was warm yet."
     return f"{said}. The first sample is no slower than the others, because warm-up or earlier runs had prepared it."

@@ -138,8 +138,8 @@ def _pairs(names: Sequence[str]) -> list[tuple[str, str]]:
 
 def _summary(what: str, found: stats.Summary, launching: float, events: float) -> str:
     said = f"{what}: a step takes {found.p50 / 1e3:.2f} ms (median of {found.n}). A host clock that is stopped when "
-    said += f"launching is over reads {launching / 1e3:.2f} ms, device events around the forward {events / 1e3:.2f} "
-    "ms, because "
+    said += f"launching is over reads {launching / 1e3:.2f} ms, device events around the forward "
+    said += f"{events / 1e3:.2f} ms, because "
     if launching < 0.8 * events:
         return said + "the host is done long before the device is."
     return said + "here the device waits for the host, so that both end together; only the whole step has the rest."

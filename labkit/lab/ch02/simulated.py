@@ -38,7 +38,7 @@ class TimerSource:
     def controls(self, values: Mapping[str, Any]) -> Sequence[Control]:
         found: list[Control] = [
             Choice("timer", "Timer", [(name, name) for name in TIMERS], help="How the time of one run is taken."),
-            Number("work_us", "GPU time of a run", 50, 10000, 5000, step=50, unit="µs",
+            Number("work_us", "Work takes", 50, 10000, 5000, step=50, unit="µs",
                    help="What one run really takes on the device."),
             Number("kernels", "Kernels", 1, 400, 1, help="How many launches share that time."),
             Number("warmup", "Warm-up runs", 0, 10, 0, help="Runs before the first one that is timed."),
@@ -47,7 +47,7 @@ class TimerSource:
                                                           "time."),
         ]  # fmt: skip
         if values.get("profiler"):
-            found.append(Number("profiler_us", "Profiler per launch", 1, 20, 5, unit="µs",
+            found.append(Number("profiler_us", "Profiler takes", 1, 20, 5, unit="µs",
                                 help="What its notes cost at each launch; assumed."))  # fmt: skip
         return found
 
@@ -73,8 +73,7 @@ class TimerSource:
         off = found.p50 / truth - 1
         right = "right within 1 %" if abs(off) < 0.01 else f"off by {off:+.1%}"
         summary = f"{timer}: median {found.p50:,.1f} µs of {n} samples; the true time is {truth:,.1f} µs ({right}), "
-        "because "
-        summary += _why(timer, warmup, extra, off, kernels, n)
+        summary += f"because {_why(timer, warmup, extra, off, kernels, n)}"
         data = {"samples_us": samples, "place": list(range(1, n + 1))}
         numbers = {
             "what": f"{timer}{', profiler' * bool(extra)}", "n": n, "warmup": warmup, "median_us": found.p50,
@@ -96,7 +95,7 @@ class OrderSource:
             Number("drift", "Drift", 0, 60, 30, unit="%", help="By how much the machine gets slower from first to "
                                                                "last."),
             Number("rounds", "Rounds", 2, 8, 2, points=(2, 4, 6, 8), help="How often each of the two has its turn."),
-            Number("n", "Samples a turn", 5, 50, 10, help="How many samples are taken each time."),
+            Number("n", "Samples each", 5, 50, 10, help="How many samples are taken each time."),
         ]  # fmt: skip
 
     def cost(self, values: Mapping[str, Any]) -> str:
@@ -184,8 +183,7 @@ def _why(timer: str, warmup: int, extra: float, off: float, kernels: int, n: int
         return "the call returns as soon as the work is launched; the device has hardly begun."
     cold = "" if warmup >= len(COLD_US) else " The first samples are not warm yet; the median forgives a few of them."
     if extra and abs(off) >= 0.02:
-        return f"the profiler adds {extra:g} µs to each of {kernels} launches, and here the launches are what takes "
-        "long."
+        return f"the profiler adds {extra:g} µs to each of {kernels} launches, and launches are what takes long here."
     if timer == EVENTS:
         return f"the events bracket the device's own work, without the launch before it.{cold}"
     return f"the clock starts on an idle device and stops when it has finished.{cold}"
