@@ -83,7 +83,8 @@ def _lines(run: Ways) -> list[go.Scatter]:
             continue
         found.append(go.Scatter(
             x=list(run.lengths), y=list(values), mode="lines+markers+text",
-            text=[""] * (len(values) - 1) + [f" {run.number}"], textposition="middle right", cliponaxis=False, name=_label(run), legendgroup=str(run.number),
+            text=[""] * (len(values) - 1) + [f" {run.number}"], textposition="middle right", cliponaxis=False,
+            name=_label(run), legendgroup=str(run.number),
             showlegend=key == "time_us" or run.us is None, line={"color": hue, "dash": dash, "width": 2}, marker=marker,
             xaxis=f"x{axis}", yaxis=f"y{axis}", meta=drawn(run.number, x="lengths", y=key),
             hovertemplate=f"{_label(run)}<br>%{{x:,}} tokens: %{{y:,.3g}} {unit}<extra></extra>",

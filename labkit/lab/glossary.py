@@ -63,6 +63,7 @@ _WORDS: tuple[tuple[int, str, str], ...] = (
     (4, "prefill", "Computing the tokens of a prompt: many query rows for one request."),
     (4, "decode", "Computing one new token: one query row that reads all of a request's KV."),
     (4, "split-KV", "Several programs share one request's keys and values; their partial results are merged."),
+    (4, "program", "One of the copies of a kernel that a launch starts; each works on its own part of the task."),
     (4, "grid", "How many programs a kernel launch starts, and how they are numbered."),
     (4, "SM", "Streaming multiprocessor: one of a GPU's independent processors. A program runs on one of them."),
     (5, "capability", "What a backend declares: data types, head sizes, page sizes, GPUs, features."),
