@@ -164,14 +164,32 @@ def bench_requests(
     """
     from labkit.llm import LLM
 
+    with LLM(config=_config(config, traffic), progress=progress) as llm:
+        return bench_requests_on(llm, traffic, ways, runs=runs, command=command, progress=progress)
+
+
+def bench_requests_on(
+    llm: LLM,
+    traffic: Traffic,
+    ways: Sequence[Scheduling],
+    *,
+    runs: int = 20,
+    command: str | None = None,
+    progress: Progress = _quiet,
+) -> tuple[RequestRecording, list[str]]:
+    """`bench_requests` on an engine that is there already, with prefix caching off; it stays in the last scheduling.
+
+    Raises:
+        ConfigError: the traffic does not fit its limits.
+        LabkitError: see `run_traffic`.
+    """
     if not ways:
         raise ConfigError("schedulings=()", "there is nothing to run", "Name one at least.")
     tokens = traffic.tokens(ways)
-    with LLM(config=_config(config, traffic), progress=progress) as llm:
-        _check_room(llm.config, traffic, tokens)
-        taken = _take_turns(llm, traffic, ways, tokens, runs, progress)
-        rows = tuple(_row(llm, traffic, way, tokens, taken[way]) for way in ways)
-        notes, device = list(llm.notes), llm.device.type
+    _check_room(llm.config, traffic, tokens)
+    taken = _take_turns(llm, traffic, ways, tokens, runs, progress)
+    rows = tuple(_row(llm, traffic, way, tokens, taken[way]) for way in ways)
+    notes, device = list(llm.notes), llm.device.type
     return RequestRecording(_origin(ways, rows, command, device), rows), notes
 
 
