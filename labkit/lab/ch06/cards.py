@@ -15,8 +15,7 @@ from labkit.lab.runs import Run, machine
 SCORE = "attention of a mixed step, one call"
 OTHER_SCORE = "attention of a mixed step, rectangle"
 #: The second begins like the first, so that the prefix cache has something to find; the first comes again at the end.
-BEGINNING = "One step of the engine takes some tokens of some requests through the model, all of them together in one "
-            "row."
+BEGINNING = "One step of the engine takes some tokens of some requests through the model, all of them in one row."
 PROMPTS = (f"{BEGINNING} The capital of France is", f"{BEGINNING} One, two, three,")
 
 
