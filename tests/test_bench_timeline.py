@@ -231,6 +231,8 @@ def test_a_live_run_keeps_exports_and_names_the_tools(
     code, text = run(capsys, "--from", str(out), "--json")
     read = json.loads(text[text.index("{") :])["summary"]
     assert [(s["launches"], s["kernels"], s["problems"]) for s in read] == [(17, 18, []), (9, 18, []), (3, 18, [])]
+    code, text = run(capsys, *words, "--keep", str(kept), "--rounds", "9")
+    assert code == 2 and "10 rounds or more" in text, "said before anything is measured"
     found = load_timelines(kept)
     assert timeline_figure(found.timelines(), str(found.provenance.kind)).data
     code, text = run(capsys, "--from", str(kept))

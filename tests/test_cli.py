@@ -35,6 +35,11 @@ def say(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
     return code, out, err
 
 
+def test_numbers_that_are_named_twice_count_once() -> None:
+    """Two rows of one configuration cannot be kept in a recording, and the error would come after measuring."""
+    assert options.whole_list(1)("8,1, 8") == [8, 1] and options.whole_list()("[]") == []
+
+
 # --- rules ---------------------------------------------------------------------------------------------------------
 
 

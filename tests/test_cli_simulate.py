@@ -43,8 +43,9 @@ def test_simulate_says_what_it_is_and_what_it_leaves_out(capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize(
-    "words", [("--tp", "3"), ("--mode", "HALF"), ("--model", "no-such"), ("--cpu-factor", "0"), ("--gb-s", "-1")]
-)
+    "words", [("--tp", "3"), ("--mode", "HALF"), ("--model", "no-such"), ("--cpu-factor", "0"), ("--gb-s", "-1"),
+              ("--context", "9" * 400), ("--launches-per-layer", "100000"), ("--launch-us", "1e308")]
+)  # fmt: skip
 def test_simulate_refuses_what_cannot_be(capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> None:
     got = answer(capsys, "simulate", *words, code=2)
     assert set(got["error"]) == {"what", "why", "try"}

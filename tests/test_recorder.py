@@ -21,7 +21,7 @@ from labkit.bench.recorder import counted_before, missing, record
 from labkit.bench.steps import DoesNotFit
 from labkit.bench.suites import COURSE_SUITES, FIVE_WAYS, FormSuite, Suite
 from labkit.cli.entry import main
-from labkit.cli.record import TABLES, Deadline
+from labkit.cli.record import _TEXTS, TABLES, Deadline
 from labkit.config import EngineConfig
 from labkit.errors import LabkitError
 from labkit.measure.provenance import ProvenanceError
@@ -383,3 +383,32 @@ def test_an_error_of_one_point_does_not_close_its_mode(fake, tmp_path, monkeypat
     recording = record(SMALL, tmp_path / "x.json.gz", device="cpu")
     assert [(one.batch, one.context) for one in recording.refused] == [(4, 16)] * 2
     assert len(recording.rows) == 10 and missing(SMALL, recording) == 0
+
+
+# --- what is printed -----------------------------------------------------------------------------------------------
+
+
+def test_a_suite_of_requests_prints_its_table(tmp_path: Path, monkeypatch, capsys) -> None:
+    from labkit.bench import requests as bench
+
+    config = EngineConfig(attention_backend="TORCH_SDPA", max_model_len=128, max_num_seqs=4, max_num_batched_tokens=64,
+                          enforce_eager=True)  # fmt: skip
+    small = {"models": ("tiny-llama",), "traffics": (bench.Traffic(1, 4, 16, lead=2),), "ways": bench.schedulings(()),
+             "config": config}  # fmt: skip
+    real = bench.record_requests
+    monkeypatch.setattr(bench, "record_requests", lambda out, device: real(out, device=device, **small))
+    out = tmp_path / "requests.json.gz"
+    assert main(["record", "--suite", "requests", "--device", "cpu", "--out", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert "RECORDED" in text and "prefill_first against whole: worst wait between tokens" in text
+
+
+def test_every_table_has_a_text() -> None:
+    assert set(_TEXTS) == set(TABLES)
+
+
+def test_a_table_that_was_stopped_before_its_first_row_says_so(tmp_path: Path, monkeypatch, capsys) -> None:
+    empty = SimpleNamespace(rows=(), as_dict=dict)
+    monkeypatch.setattr("labkit.bench.beside.record_beside", lambda out: empty)
+    assert main(["record", "--suite", "beside", "--out", str(tmp_path / "beside.json.gz")]) == 1
+    assert "stopped before anything was measured" in capsys.readouterr().err

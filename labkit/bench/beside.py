@@ -107,7 +107,8 @@ def compare_transformers(
     rows: list[BesideRow] = []
     refused: dict[str, str] = {}
     with LLM(config=config, progress=progress) as llm, quieter():
-        chosen = ways or [way for way in WAYS if way != "compiled" or llm.device.type == "cuda"]
+        default = [way for way in WAYS if way != "compiled" or llm.device.type == "cuda"]
+        chosen = list(dict.fromkeys(ways or default))
         if max(batches) > llm.config.max_num_seqs or length > (llm.config.max_model_len or length):
             raise ConfigError(
                 f"batch {max(batches)} of {length} tokens", f"max_num_seqs={llm.config.max_num_seqs} and max_model_len="

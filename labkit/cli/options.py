@@ -88,11 +88,11 @@ def real(word: str) -> float:
 
 
 def whole_list(low: int | None = None) -> Callable[[str], list[int]]:
-    """Reads whole numbers separated by commas: `1,8,32` or `[1, 8, 32]`."""
+    """Reads whole numbers separated by commas, each once: `1,8,32` or `[1, 8, 32]`."""
 
     def read(word: str) -> list[int]:
         inner = word.strip().removeprefix("[").removesuffix("]")
-        return [whole(low)(part.strip()) for part in inner.split(",")] if inner.strip() else []
+        return list(dict.fromkeys(whole(low)(part.strip()) for part in inner.split(","))) if inner.strip() else []
 
     return read
 

@@ -119,6 +119,8 @@ def _record(name: str, out: Path, device: str, console: Console, deadline: Deadl
     else:
         recording = run(name, out, device=device, progress=console.progress, should_stop=deadline)
         left = missing(name, recording)
+    if not out.exists():  # time was over before the first row
+        raise LabkitError(f"recording {name}", "it was stopped before anything was measured", "Let it run longer.")
     console.note(f"{len(recording.rows)} rows in {out.name} ({out.stat().st_size / 1024:.0f} KiB)")
     return recording, left
 
@@ -132,5 +134,30 @@ def _left(suite: str, left: int) -> str:
 
 def _table(suite: str, recording: Any) -> str:
     if suite in TABLES:
-        return attention_table(recording) if suite == "attention" and recording.rows else f"{len(recording.rows)} rows"
+        return _TEXTS[suite](recording) if recording.rows else "0 rows"
     return "\n\n".join(filter(None, [step_table(recording) if recording.rows else "", capture_table(recording)]))
+
+
+def _request_text(recording: Any) -> str:
+    from labkit.cli.requests import request_table
+
+    return request_table(recording, recording.pairs(base="whole"))
+
+
+def _beside_text(recording: Any) -> str:
+    from labkit.cli.compare import WHAT_A_STEP_IS, beside_table
+    from labkit.measure.beside import beside_pairs
+
+    return beside_table(recording, [*(pair.sentence for pair in beside_pairs(recording)), WHAT_A_STEP_IS])
+
+
+def _timeline_text(recording: Any) -> str:
+    from labkit.cli.timeline import recording_text
+
+    return recording_text(recording)
+
+
+#: The text of every kind of TABLES, as the command prints it that measures without a suite.
+_TEXTS: dict[str, Callable[[Any], str]] = {
+    "attention": attention_table, "timelines": _timeline_text, "requests": _request_text, "beside": _beside_text,
+}  # fmt: skip

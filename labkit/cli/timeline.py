@@ -92,10 +92,17 @@ def timeline(args: argparse.Namespace, console: Console) -> Answer:
 
 
 def _take(args: argparse.Namespace, console: Console, keep: Path | None) -> _Found:
-    from labkit.bench.timeline import bench_timelines
+    from labkit.bench.timeline import PLAIN, bench_timelines
+    from labkit.measure.storage import MIN_SAMPLES
 
     if not args.batch:
         raise UsageError("labkit timeline", "needs at least one batch", "As in --batch 1,32")
+    if keep and args.rounds * PLAIN < MIN_SAMPLES:
+        raise UsageError(
+            f"labkit timeline --rounds {args.rounds}",
+            f"a recording needs {MIN_SAMPLES} steps without the profiler, {PLAIN} a round",
+            f"Drop --keep, or take {-(-MIN_SAMPLES // PLAIN)} rounds or more.",
+        )
     config = engine_config(args, model=_MODEL, max_model_len=1024)
     recording, taken = bench_timelines(
         config, args.batch, args.context, args.modes, rounds=args.rounds, progress=console.progress
@@ -211,6 +218,11 @@ def _text(found: _Found) -> str:
     if found.commands:
         parts.append("\n".join(["The same steps under NVIDIA's own tools:", *(f"  {c}" for c in found.commands)]))
     return "\n\n".join(parts)
+
+
+def recording_text(recording: TimelineRecording) -> str:
+    """A recording of timelines as text, as `labkit timeline --from FILE` prints it."""
+    return _text(_recorded(recording))
 
 
 def _roles(timelines: Sequence[StepTimeline]) -> str:

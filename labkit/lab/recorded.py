@@ -98,15 +98,19 @@ class RecordedSource:
     def unfit(self, settings: Settings) -> str:
         """Why the step of these settings could not be recorded, by the engine; "" where it was, or was not tried.
 
-        What was too large for one batch and context is so for every larger one.
+        What was too large for one batch and context is so for every larger one, and under every mode that runs decodes
+        in FULL graphs: the KV that is missing is the same.
         """
-        size = pad_to(settings.batch, list(settings.sizes or self.default_sizes(settings))) or settings.batch
+        sizes = self.default_sizes(settings) if settings.sizes is None else list(settings.sizes)
+        eager = _decode_mode(settings.mode) == "NONE"
+        size = settings.batch if eager else pad_to(settings.batch, sorted(sizes)) or settings.batch
         common = {**_where(settings), "context": settings.context}
         if self._all.values("size", **common, mode=_decode_mode(settings.mode)).count(size):
             return ""
         for one in self._unfit:
             same = (one.model, one.backend, one.compile) == (settings.model, settings.backend, settings.compile)
-            here = same and one.requested_mode in ("", settings.mode)
+            graphs = one.requested_mode.startswith("FULL") and settings.mode.startswith("FULL")
+            here = same and (graphs or one.requested_mode in ("", settings.mode))
             if here and size >= one.batch and settings.context >= one.context:
                 return f"batch {one.batch} at context {one.context} does not fit ({one.reason})."
         return ""

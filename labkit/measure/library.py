@@ -112,7 +112,7 @@ def library() -> Library:
     for path in _files(home.recordings_dir()):
         try:
             entries.append(_read(path, f"yours: {path.name}"))
-        except (LabkitError, OSError) as error:
+        except Exception as error:  # whatever is in it, the others are shown
             problems.append(f"{path.name} was passed over: {_sentence(error)}")
     return Library((*shipped, *entries), tuple(problems))
 
@@ -136,6 +136,8 @@ def add(path: str | os.PathLike[str]) -> Entry:
     path = Path(path)
     table, recording = _parse(path)
     name = path.name if path.name.endswith(SUFFIXES) else f"{path.name}.json"
+    if name.startswith("."):
+        raise RecordingError(f"adding {name}", "a name that begins with a dot is never listed", "Rename the file.")
     folder = home.recordings_dir()
     target, data = folder / name, path.read_bytes()
     if target.exists() and target.read_bytes() != data:

@@ -23,6 +23,8 @@ from labkit.measure.stats import summary
 
 #: A stored row has at least this many samples.
 MIN_SAMPLES = 50
+#: A whole number in a file has at most this many digits; a float holds them.
+MAX_DIGITS = 300
 
 
 class RecordingError(LabkitError, ValueError):
@@ -104,15 +106,22 @@ def read_object(path: Path) -> Any:
     try:
         raw = path.read_bytes()
         text = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
-        return json.loads(text)
+        return json.loads(text, parse_int=_whole)
     except FileNotFoundError:
         raise RecordingError(path.name, "there is no such file", "Check the name.") from None
     except OSError as error:  # gzip's own complaints are OSErrors too
         raise RecordingError(path.name, f"cannot be read ({error.strerror or error})", "Copy the file again.") from None
-    except (EOFError, ValueError, zlib.error) as error:
+    except (EOFError, ValueError, RecursionError, zlib.error) as error:
         raise RecordingError(
             path.name, f"is damaged ({type(error).__name__}: {error})", "Copy the file again."
         ) from None
+
+
+def _whole(digits: str) -> int:
+    """A whole number of a file. Python's have no limit, and one that no float can hold breaks every check after it."""
+    if len(digits) > MAX_DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
 
 
 Step = Callable[[dict[str, Any]], dict[str, Any]]

@@ -24,6 +24,8 @@ from labkit.measure.spans import Span, StepTimeline
 from labkit.simulate.queue import DEPTH, Work, run_queue
 
 MODES = ("NONE", "PIECEWISE", "FULL")
+#: Largest batch, context and tp, and most kernels of a layer, that a step is simulated with.
+MOST, MOST_LAUNCHES = 1_000_000_000, 1000
 #: What a step waits for; the parts of `SimulatedStep.waiting_us`.
 WAITS = ("instructions", "data", "arithmetic", "kernels", "host")
 WAIT_WORDS = {
@@ -134,8 +136,8 @@ class DecodeModel:
 
     def __post_init__(self) -> None:
         for field, value in (("batch", self.batch), ("context", self.context), ("tp", self.tp)):
-            if value < 1:
-                raise ConfigError(f"{field}={value}", "must be at least 1", "Give a whole number of 1 or more.")
+            if not 1 <= value <= MOST:
+                raise ConfigError(f"{field}={value}", f"must lie in 1…{MOST:,}", "Give such a whole number.")
         if not (0 < self.weight_bits <= 32 and 0 < self.kv_bits <= 32):
             raise ConfigError(
                 f"weight_bits={self.weight_bits}, kv_bits={self.kv_bits}", "must lie above 0 and up to 32",
@@ -158,6 +160,11 @@ class DecodeModel:
             raise ConfigError(
                 f"launches_per_layer={self.launches_per_layer}",
                 f"four matrix products, attention and its merge are {least}", f"Take {least} or more.",
+            )  # fmt: skip
+        if (self.launches_per_layer or 0) > MOST_LAUNCHES:
+            raise ConfigError(
+                f"launches_per_layer={self.launches_per_layer}", "every one of them is simulated",
+                f"Take {MOST_LAUNCHES:,} or fewer.",
             )  # fmt: skip
 
     def as_dict(self) -> dict[str, Any]:
@@ -362,6 +369,8 @@ def simulate_step(
         host_before_us=around / 2, sync_us=now.sync_us, depth=depth, title=title or f"{model.shape.name}, {mode}",
     )  # fmt: skip
     end = timeline.wall_us
+    if not math.isfinite(end):
+        raise ConfigError(f"a step of {model.shape.name}", "takes longer than a number can say", "Give smaller times.")
     timeline = dataclasses.replace(
         timeline, spans=(*timeline.spans, Span("host", "commit, text", "other", end, end + around / 2)),
         wall_us=end + around / 2, mode=mode,

@@ -43,6 +43,27 @@ def where(mode: str, compile: str = "NONE", batch: int = 1, **changes) -> Settin
     return Settings("smollm2-135m", "TRITON_ATTN", mode, None, batch, 512, compile=compile, **changes)
 
 
+@pytest.mark.parametrize(
+    ("mode", "sizes", "batch", "fits"),
+    [
+        ("FULL_DECODE_ONLY", None, 2, False),
+        ("FULL_AND_PIECEWISE", None, 2, False),  # the same KV is missing
+        ("FULL_AND_PIECEWISE", None, 1, True),
+        ("FULL_AND_PIECEWISE", (), 1, True),  # without sizes a step is not padded
+        ("FULL_AND_PIECEWISE", (8, 1), 1, True),
+        ("FULL_AND_PIECEWISE", (8,), 1, False),
+        ("NONE", (8,), 1, True),  # nor is an eager one
+        ("PIECEWISE", None, 8, True),
+    ],
+)
+def test_what_does_not_fit_is_asked_at_the_size_that_runs_and_for_every_mode_with_full_graphs(mode, sizes, batch, fits):
+    rows = [row("NONE", 1, 5.0), row("FULL", 1, 1.5), row("FULL", 8, 1.5, context=128), row("PIECEWISE", 8, 3.0)]
+    no = Refusal("smollm2-135m", "TRITON_ATTN", "NONE", "FULL_DECODE_ONLY", "the KV cache holds 4 requests", 8, 512)
+    source = RecordedSource([dataclasses.replace(recording(rows), refused=(no,))])
+    said = source.unfit(Settings("smollm2-135m", "TRITON_ATTN", mode, sizes, batch, 512))
+    assert (said == "") is fits and ("holds 4 requests" in said) is not fits
+
+
 def test_prefills_and_mixed_steps_are_no_decode_steps():
     rows = [row("NONE", 1, 5.0), row("NONE", 2, 5.0, query_len=4, size=8), row("NONE", 4, 5.0, size=260, chunk=256)]
     (source,) = recorded_sources([recording(rows)])

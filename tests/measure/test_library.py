@@ -49,6 +49,8 @@ def test_shipped_and_own_recordings_are_one_list_with_their_origin(tmp_path: Pat
         (b'{"schema": 99}', "has schema 99, which is newer than this version of labkit knows"),
         (b'{"schema": 1, "table": "weather"}', "is a table of 'weather', which this version does not know"),
         (gzip.compress(b'{"schema": 1}')[:-5], "is damaged"),
+        (b"[" * 200_000, "is damaged"),
+        (b'{"schema": ' + b"1" * 400 + b"}", "is damaged (ValueError: a number of 400 digits)"),
     ],
 )
 def test_a_damaged_file_of_the_users_is_named_and_passed_over(own_folder: Path, content: bytes, says: str) -> None:
@@ -86,6 +88,8 @@ def test_adding_twice_is_one_file_and_another_of_that_name_is_refused(tmp_path: 
         library.add(path)
     with pytest.raises(RecordingError, match="there is no such file"):
         library.add(tmp_path / "gone.json.gz")
+    with pytest.raises(RecordingError, match="begins with a dot is never listed"):
+        library.add(recording().save(tmp_path / ".mine.json.gz"))
     (tmp_path / "bad.json").write_text("{}")
     with pytest.raises(RecordingError, match="has schema None"):
         library.add(tmp_path / "bad.json")

@@ -74,6 +74,15 @@ def test_the_8b_table() -> None:
     assert judge(eight(8.0, "NONE"), eight(5.0, "FULL"))["8b-overhead"].verdict == FAILS
 
 
+def test_a_pair_without_a_shown_difference_was_recorded_and_counts() -> None:
+    """It is a gain of nothing, neither "open: not recorded" nor left out of "every such step"."""
+    alike = judge(eight(5.0, "NONE"), eight(5.0, "FULL"))["8b-overhead"]
+    assert alike.verdict == FAILS and alike.recorded[0].value == "0%"
+    steps = row(5.0), row(1.0, "FULL"), row(1.2, batch=2, size=2), row(1.2, "FULL", batch=2, size=2)
+    got = judge(*steps)["overhead-dominates"]
+    assert got.verdict == FAILS and got.recorded[0].value == "0% to 80%"
+
+
 def test_a_recorded_8b_step_is_slowed_down_to_the_texts_bandwidth() -> None:
     """3.5 ms of a 4.2 ms step are data at twice 3,350 GB/s: at that bandwidth they take 7."""
     one = dataclasses.replace(eight(4.2, "FULL"), floor_ms=3.5, gb_s=6700.0 * 3.5 / 4.2)
