@@ -17,16 +17,19 @@ QUIET = ' class="lk-quiet"'
 
 
 class Card:
-    """Prints as `line`; a notebook shows `html` in the style of the panels."""
+    """Prints as `line`; a notebook shows `html` in the style of the panels.
 
-    def __init__(self, line: str, html: str) -> None:
-        self.line, self.html = line, html
+    css: one class more, "lk-pass" or "lk-error".
+    """
+
+    def __init__(self, line: str, html: str, css: str = "") -> None:
+        self.line, self.html, self.css = line, html, css
 
     def __repr__(self) -> str:
         return self.line
 
     def _repr_html_(self) -> str:
-        return f'<div class="labkit">{CSS}<div class="lk lk-card" role="status">{self.html}</div></div>'
+        return f'<div class="labkit">{CSS}<div class="lk lk-card {self.css}" role="status">{self.html}</div></div>'
 
 
 def escape(text: object) -> str:

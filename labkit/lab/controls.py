@@ -57,7 +57,7 @@ class Controls:
         self.mode = ui.dropdown("Graph mode", [("-", "-")])
         self.eager = widgets.Checkbox(
             value=False, description="enforce_eager", indent=False,
-            layout=widgets.Layout(width="auto", margin="0 0 0 100px"),
+            layout=widgets.Layout(width="auto", margin="0 0 0 124px"),
         )  # fmt: skip
         self.sizes = ui.text("Capture sizes")
         self.batch = ui.Number("Batch", 1, 256, 1)

@@ -140,7 +140,7 @@ class CheckCard(Card):
     """A check's card; `verdict` has what it found."""
 
     def __init__(self, line: str, html: str, verdict: Verdict) -> None:
-        super().__init__(line, html)
+        super().__init__(line, html, {PASS: "lk-pass", NOT_YET: "lk-error"}.get(verdict.status, ""))
         self.verdict = verdict
 
     @property

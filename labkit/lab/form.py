@@ -265,7 +265,7 @@ class Field:
         elif isinstance(control, Toggle):
             self._box = widgets.Checkbox(
                 value=control.value, description=control.label, indent=False,
-                layout=widgets.Layout(width="auto", margin="0 0 0 100px"),
+                layout=widgets.Layout(width="auto", margin="0 0 0 124px"),
             )  # fmt: skip
         else:
             self._box = ui.text(control.label, control.value, control.placeholder)

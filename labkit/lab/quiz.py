@@ -130,7 +130,7 @@ class QuizCard(widgets.VBox):
 
     def _show(self, card: Card) -> Card:
         self._card = card
-        self.said.value = ui.block(card.html, "lk-card")
+        self.said.value = ui.block(card.html, f"lk-card {card.css}")
         return card
 
     @property

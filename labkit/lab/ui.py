@@ -34,8 +34,9 @@ CSS = """<style>
 .labkit .lk-simulated { background: #7a3e9d; } .labkit .lk-none { background: #5f6368; }
 .labkit .lk-sentence { font-size: 14px; padding: 8px 12px; border-left: 4px solid var(--jp-brand-color1, #1f5fa8);
   background: var(--jp-rendermime-table-row-background, #f5f5f5); margin: 8px 0; }
-.labkit .lk-card { padding: 10px 14px; margin: 8px 0; border-left: 4px solid #c9302c;
+.labkit .lk-card { padding: 10px 14px; margin: 8px 0; border-left: 4px solid var(--jp-border-color1, #bdbdbd);
   background: var(--jp-rendermime-table-row-background, #f5f5f5); }
+.labkit .lk-error { border-left-color: #c9302c; } .labkit .lk-pass { border-left-color: #1b6e3c; }
 .labkit .lk-card b { font-weight: 600; }
 .labkit .lk-scroll { overflow-x: auto; }
 .labkit .lk table { border-collapse: collapse; font-size: 12px; margin: 0; color: inherit; }
@@ -102,7 +103,7 @@ def error_card(error: BaseException, doing: str) -> str:
     parts = [f"<p><b>{escape(what)}</b></p>", f"<p>{escape(why)}.</p>".replace("..</p>", ".</p>")]
     if try_:
         parts.append(f"<p><b>Try:</b> {escape(try_)}</p>")
-    return f'<div class="lk lk-card" role="alert">{"".join(parts)}</div>'
+    return f'<div class="lk lk-card lk-error" role="alert">{"".join(parts)}</div>'
 
 
 def table(caption: str, columns: Sequence[tuple[str, str]], rows: Sequence[Mapping[str, Any]]) -> str:
@@ -151,7 +152,7 @@ def row(children: Sequence[widgets.Widget], **layout: str) -> widgets.HBox:
     return widgets.HBox(list(children), layout=widgets.Layout(flex_flow="row wrap", **layout))
 
 
-LABEL = {"description_width": "92px"}
+LABEL = {"description_width": "116px"}
 
 
 def hint(widget: widgets.Widget, text: str) -> None:
