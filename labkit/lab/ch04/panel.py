@@ -36,7 +36,7 @@ GATE = Gate(
     "04.share",
     "One request decodes: 1 new token over 32,768 tokens of KV, 8 KV heads, nothing split. Which share of a GPU with "
     "132 multiprocessors has something to do?",
-    number=Number("share", "Share", 0, 100, 50, unit="%"),
+    number=Number("share", "Share", 0.0, 100.0, 50.0, 0.5, unit="%"),
     answer=_share,
     explain="One program for each KV head, and a program runs on one multiprocessor: 8 of 132. The length does not "
     "come into it, and neither does the number of query heads, which share a program.",
@@ -60,7 +60,7 @@ def splits_panel(**more: Any) -> Panel:
         gate=GATE, absent=[*absent, *gone],
         first_words="Predict, then press Run. Then let the engine choose the splits: 0.", **more,
     )  # fmt: skip
-    panel.set(source=rules.label)
+    panel.set(source=rules.label, kv_len=32_768, num_splits=1)  # the call that the question names
     return panel
 
 
