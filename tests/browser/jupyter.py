@@ -52,6 +52,9 @@ def lab_server(
     (quiet / "notification.jupyterlab-settings").write_text(
         json.dumps({"fetchNews": "false", "checkForUpdates": False, "doNotDisturbMode": True})
     )
+    # JupyterLab 3 does not heed its own --expose-app-in-browser under this server.
+    (home / "config" / "labconfig").mkdir(parents=True)
+    (home / "config" / "labconfig" / "page_config.json").write_text(json.dumps({"exposeAppInBrowser": True}))
     own = {
         "JUPYTER_CONFIG_DIR": "config", "JUPYTER_DATA_DIR": "data", "JUPYTER_RUNTIME_DIR": "runtime",
         "IPYTHONDIR": "ipython", "JUPYTERLAB_SETTINGS_DIR": "settings", "JUPYTERLAB_WORKSPACES_DIR": "workspaces",
@@ -80,6 +83,14 @@ def lab_server(
                 server.wait(5)
 
 
+def press(box: Any, name: str) -> None:
+    """Press a button from the keyboard once it can be: one that is off takes no focus."""
+    button = box.get_by_role("button", name=name, exact=True)
+    box.page.wait_for_function("button => !button.disabled", arg=button.element_handle())
+    button.focus()
+    box.page.keyboard.press("Enter")
+
+
 def of_notebook(address: str, name: str) -> str:
     """The address of another notebook of the same server."""
     head, _, query = address.partition("?")
@@ -100,6 +111,7 @@ class Notebook:
     def open(self, address: str) -> None:
         self.page.goto(address, wait_until="domcontentloaded")
         self.page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=90_000)
+        self.page.wait_for_function("() => window.jupyterapp !== undefined")
 
     def reload(self) -> None:
         """Save, and load the page again; the kernel goes on."""

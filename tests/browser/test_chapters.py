@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from labkit.figures.points import first_difference, runs_drawn
-from tests.browser.jupyter import FLAGS, HOW_TO_INSTALL, ROOT, Notebook, find_browser, lab_server, of_notebook
+from tests.browser.jupyter import FLAGS, HOW_TO_INSTALL, ROOT, Notebook, find_browser, lab_server, of_notebook, press
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PATIENCE = 60_000  # ms; a busy machine is slow, a broken panel never comes
@@ -117,14 +117,9 @@ class Chapter:
         said = self.notebook.ask(STATE.format(name=self.name))
         return {**said, "known": {int(number): values for number, values in said["known"].items()}}
 
-    def press(self, name: str) -> None:
-        """Press a button from the keyboard."""
-        self.box.get_by_role("button", name=name, exact=True).focus()
-        self.page.keyboard.press("Enter")
-
     def run(self, number: int) -> dict[str, Any]:
         """Press Run, wait until page and kernel have that run, and hold the page's chart against its numbers."""
-        self.press("Run")
+        press(self.box, "Run")
         self.box.locator("[role=status]", has_text=f"Run {number} is done").wait_for()
         state = self.state()
         assert state["error"] == "" and max(state["known"]) == number, state["error"]
@@ -151,7 +146,7 @@ class Chapter:
         answers = self.box.locator(".lk-gate").get_by_role("radio")
         if answers.count():
             answers.first.check()
-        self.press("Commit")
+        press(self.box, "Commit")
         self.box.get_by_text("You predict:").wait_for()
 
     def change_the_first_control(self) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.browser.jupyter import FLAGS, HOW_TO_INSTALL, ROOT, Notebook, find_browser, lab_server
+from tests.browser.jupyter import press as press_button
 
 PATIENCE = 120_000  # ms
 
@@ -68,10 +69,7 @@ def panel(lab: Notebook) -> Any:
 
 
 def press(lab: Notebook, name: str) -> None:
-    """Press a button from the keyboard."""
-    button = panel(lab).get_by_role("button", name=name, exact=True)
-    button.focus()
-    lab.page.keyboard.press("Enter")
+    press_button(panel(lab), name)
 
 
 def wait_for_status(lab: Notebook, pattern: str) -> None:
