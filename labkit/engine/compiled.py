@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import time
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from labkit.config import ModelConfig
 from labkit.graphs import compiler, pieces, trace
 from labkit.graphs.compile_cache import CompileCache, cache_key, source_hash
 from labkit.graphs.compiler import ClassReport, CompiledClass, CompiledForward
@@ -96,6 +98,17 @@ def compile_model(
     return CompiledModel(CompiledForward(program, classes, decoder.tensors()), report)
 
 
+def is_cached(config: ModelConfig, dtype: str, device: torch.device) -> bool:
+    """Whether a start with these would find its compiled pass on disk; cut at attention, no `compile_sizes`.
+
+    Args:
+        dtype: "float32", "float16" or "bfloat16".
+    """
+    like = types.SimpleNamespace(config=config, dtype=getattr(torch, dtype), device=device)
+    cache = CompileCache()
+    return cache.enabled and (cache.folder / cache_key(_factors(like, (pieces.ATTENTION,), ()))).is_dir()
+
+
 def split_model(decoder: Decoder, splitting_ops: Sequence[str] = (pieces.ATTENTION,)) -> Split:
     """Trace and cut only. Raises CompileError."""
     found: list[Split] = []
@@ -110,7 +123,7 @@ def _trace(decoder: Decoder, inside: Callable[[trace.Trace], None]) -> None:
     )  # fmt: skip
 
 
-def _factors(decoder: Decoder, splitting_ops: Sequence[str], compile_sizes: Sequence[int]) -> dict[str, Any]:
+def _factors(decoder: Any, splitting_ops: Sequence[str], compile_sizes: Sequence[int]) -> dict[str, Any]:
     config = dataclasses.asdict(decoder.config)
     for field in ("name", "bos_token_id", "eos_token_ids"):
         del config[field]
@@ -125,4 +138,6 @@ def _factors(decoder: Decoder, splitting_ops: Sequence[str], compile_sizes: Sequ
     }  # fmt: skip
 
 
-__all__ = ["CompileReport", "CompiledModel", "CompiledClass", "Program", "compile_model", "split_model"]
+__all__ = [
+    "CompileReport", "CompiledModel", "CompiledClass", "Program", "compile_model", "is_cached", "split_model",
+]  # fmt: skip
