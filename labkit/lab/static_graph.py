@@ -1,7 +1,7 @@
 """A recorded step as numpy sees it: it reads one array and writes another, always the very same two.
 
-Stands in for a captured graph in exercises, in panels without torch, and in front of the engine's own graphs. Refuses to
-know what is computed.
+Stands in for a captured graph in exercises, in panels without torch, and in front of the engine's own graphs. Refuses
+to know what is computed.
 """
 
 from __future__ import annotations
