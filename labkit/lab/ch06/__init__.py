@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ipywidgets as widgets
+
 from labkit.lab.cards import Card
 from labkit.lab.ch06.cards import (
     SCORE,
+    claims_and_score,
     myths,
     note_score,
     plug_in_hash,
@@ -22,8 +25,8 @@ from labkit.lab.task import TaskCard
 
 __all__ = [
     "blocks_panel", "card", "chapter", "check_block_hash", "check_pack", "check_padded_waste", "check_slot_mapping",
-    "myths", "note_score", "packing_panel", "plug_in_hash", "plug_in_slots", "plug_in_wrong_hash",
-    "plug_in_wrong_slots", "recap", "self_check", "task_block_hash", "task_pack", "task_padded_waste",
+    "claims_and_score", "myths", "note_score", "packing_panel", "plug_in_hash", "plug_in_slots", "plug_in_wrong_hash",
+    "plug_in_wrong_slots", "questions", "recap", "self_check", "task_block_hash", "task_pack", "task_padded_waste",
     "task_slot_mapping", "transfer", "waits_panel",
 ]  # fmt: skip
 
@@ -109,3 +112,8 @@ def transfer() -> QuizCard:
 def self_check() -> QuizCard:
     """The self-check at the end."""
     return SELF_CHECK.show()
+
+
+def questions() -> widgets.VBox:
+    """Both of them, one below the other."""
+    return widgets.VBox([transfer(), self_check()])

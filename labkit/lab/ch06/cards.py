@@ -78,6 +78,12 @@ def myths(runs: Sequence[Run]) -> Card:
     ])  # fmt: skip
 
 
+def claims_and_score(runs: Sequence[Run]) -> Card:
+    """Both on one card."""
+    claims, board = myths(runs), note_score(runs)
+    return Card(f"{claims!r}; {board!r}", claims.html + board.html)
+
+
 def note_score(runs: Sequence[Run]) -> Card:
     """Put the newest timed step of the panel on the board, in one call and as a rectangle, and show the board."""
     timed = [run for run in runs if run.values["unified_us"] is not None]
