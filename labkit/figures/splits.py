@@ -13,9 +13,9 @@ import plotly.graph_objects as go
 from labkit.figures import palette
 from labkit.figures.points import drawn
 
-HEIGHT = 470
-#: Programs at once → square, from idle to two or more.
-_FILLS = ["rgba(128,128,128,0.06)", "#9ECAE1", "#2C7FB8"]
+HEIGHT = 400
+#: Programs at once → square, from idle to two or more; text in either theme is read on all of them.
+_FILLS = ["rgba(128,128,128,0.06)", "#6D8BB0", "#2C7FB8"]
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "pentagon", "hexagram")
 _HUES = ("#2C7FB8", "#D55E00", "#009E73", "#B35FA0", "#8A7000", "#777777")
@@ -40,19 +40,23 @@ class SplitRun:
     chosen_us: float
 
 
-def splits_figure(runs: Sequence[SplitRun]) -> go.Figure:
-    """Multiprocessors of the newest run at the left, time over splits of all runs at the right; at first without any.
+def splits_figure(runs: Sequence[SplitRun], grid: SplitRun | None = None) -> go.Figure:
+    """Multiprocessors of the newest run that has them at the left, time over splits at the right; at first without any.
 
     Traces that show numbers of a run are named by `drawn`, with the keys "sm_x", "sm_y", "sm_programs", "curve_splits",
     "curve_us", "splits" and "us".
+
+    Args:
+        grid: a run whose multiprocessors are shown where none of `runs` has any.
     """
     figure = go.Figure()
     new = runs[-1] if runs else None
-    if new is not None and len(new.programs):
-        figure.add_trace(_grid(new))
+    with_sms = next((run for run in reversed(runs) if len(run.programs)), grid)
+    if with_sms is not None:
+        figure.add_trace(_grid(with_sms))
     for i, run in enumerate(runs):
         figure.add_traces(_curve(run, i, run is new))
-    _layout(figure, new)
+    _layout(figure, new, with_sms, len(runs))
     return figure
 
 
@@ -88,26 +92,26 @@ def _curve(run: SplitRun, place: int, newest: bool) -> list[go.Scatter]:
     return [line, chosen]
 
 
-def _layout(figure: go.Figure, new: SplitRun | None) -> None:
+def _layout(figure: go.Figure, new: SplitRun | None, with_sms: SplitRun | None, count: int) -> None:
     ticks = [1, 2, 4, 8, 16, 32, 64]
-    has_grid = new is not None and len(new.programs) > 0
-    rows = max(new.y) + 1 if new is not None and has_grid else 11
+    rows = max(with_sms.y) + 1 if with_sms is not None else 11
     notes = []
-    if new is not None and not has_grid:
+    if new is not None and with_sms is None:
         notes.append(
             _note("a CPU has no multiprocessors" if new.kind == "LIVE" else "multiprocessors not known", 0.2, 0.5)
         )
-    if has_grid:
-        notes.append(_note("one square an SM, its programs in it; empty: idle", 0.0, 1.0, "left", "bottom", 11))
+    if with_sms is not None:
+        said = f"run {with_sms.number}, {with_sms.kind}: a square is an SM, with its programs; empty: idle"
+        notes.append(_note(said, 0.0, 1.02, "left", "bottom", 11))
     bare = {"showgrid": False, "zeroline": False, "showticklabels": False, "visible": False}
     axis = {
         "gridcolor": palette.GRID, "zeroline": False, "showline": True, "linecolor": palette.NEUTRAL,
         "automargin": True,         "tickfont": {"size": 11}, "type": "log",
     }  # fmt: skip
     figure.update_layout(
-        height=HEIGHT, margin={"l": 14, "r": 40, "t": 96, "b": 56}, template="none",
+        height=HEIGHT + 20 * count, margin={"l": 14, "r": 44, "t": 40, "b": 70 + 20 * count}, template="none",
         paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)", font={"size": 12, "color": palette.NEUTRAL},
-        legend={"orientation": "h", "x": 0, "y": 1.09, "yanchor": "bottom", "font": {"size": 11}}, hovermode="closest",
+        legend={"orientation": "h", "x": 0, "y": -0.17, "yanchor": "top", "font": {"size": 11}}, hovermode="closest",
         annotations=notes,
         xaxis=bare | {"domain": [0, 0.42], "range": [-0.7, 11.7]},
         yaxis=bare | {"range": [rows - 0.3, -0.7], "scaleanchor": "x", "constrain": "domain"},

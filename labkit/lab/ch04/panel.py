@@ -65,16 +65,25 @@ def splits_panel(**more: Any) -> Panel:
 
 
 def figure(runs: Sequence[Run], pinned: Sequence[Run]) -> go.Figure:
-    """The newest runs, with those that are pinned; a run that is still coming in has nothing to draw."""
-    done = [run for run in runs if run.finished]
-    chosen = {run.number: run for run in [*pinned, *done[-SHOWN:]]}
-    return splits_figure([
-        SplitRun(
-            run.number, run.kind, run.values["call"], run.data["sm_x"], run.data["sm_y"], run.data["sm_programs"],
-            run.data["curve_splits"], run.data["curve_us"], run.values["splits"], run.values["us"],
-        )
-        for run in sorted(chosen.values(), key=lambda run: run.number)
-    ])  # fmt: skip
+    """The newest run's source, and what is pinned: times of a CPU and of a GPU's model are orders of magnitude "
+    "apart."""
+    done = [run for run in runs if run.finished]  # one that is still coming in has nothing to draw
+    if not done:
+        return splits_figure([])
+    new = done[-1]
+    alike = [run for run in done if (run.kind, run.source) == (new.kind, new.source)]
+    chosen = {run.number: run for run in [*pinned, *alike[-SHOWN:]]}
+    with_sms = [run for run in done if run.data["sm_programs"]]
+    shown = [_drawn(run) for run in sorted(chosen.values(), key=lambda run: run.number)]
+    return splits_figure(shown, _drawn(with_sms[-1]) if with_sms else None)
+
+
+def _drawn(run: Run) -> SplitRun:
+    call = f"{run.values['batch']} × {run.values['q_len']:,} over {run.values['kv_len']:,}"
+    return SplitRun(
+        run.number, run.kind, call, run.data["sm_x"], run.data["sm_y"], run.data["sm_programs"],
+        run.data["curve_splits"], run.data["curve_us"], run.values["splits"], run.values["us"],
+    )  # fmt: skip
 
 
 def changed(new: Run, old: Run) -> str:
