@@ -90,7 +90,10 @@ def _traces(row: RequestRow, style: int, kind: str) -> list[Any]:
                 "type": "data", "symmetric": False, "thickness": 1, "width": 3,
                 "array": [row.p90_ttft_ms - row.p50_ttft_ms], "arrayminus": [row.p50_ttft_ms - row.p10_ttft_ms],
             },
-            marker={"color": hue, "pattern": {"shape": _PATTERNS[style], "fgcolor": "#FFFFFF", "size": 6}},
+            marker={
+                "color": hue,
+                "pattern": {"shape": _PATTERNS[style], "fgcolor": "#FFFFFF", "size": 6, "fillmode": "overlay"},
+            },
             hovertemplate=f"{row.scheduling}: time to first token %{{y:.3f}} ms, n={row.n}<extra></extra>",
             showlegend=False, meta=["ttft", row.scheduling], name=f"{name}: TTFT", **common,
         ),
