@@ -11,6 +11,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from labkit.figures import palette
+from labkit.figures.packing import fill
 from labkit.figures.points import drawn
 
 NULL, BLANK, USED, CACHED = "null", "blank", "in use", "cached"
@@ -18,7 +19,7 @@ HEIGHT = 360
 #: Owners → colour and pattern; two owners share both their letters.
 _STYLES = {"A": ("#2C7FB8", ""), "B": ("#D55E00", "/"), "C": ("#009E73", "."), "": ("#777777", "")}
 _SHARED = ("#8A5FA8", "x")
-_FAINT = {NULL: 0.55, BLANK: 0.0, CACHED: 0.25, USED: 1.0}
+_FAINT = {NULL: 0.35, BLANK: 0.0, CACHED: 0.16, USED: 0.42}
 
 
 def blocks_figure(number: int | None, data: Mapping[str, Any], title: str = "") -> go.Figure:
@@ -54,8 +55,7 @@ def blocks_figure(number: int | None, data: Mapping[str, Any], title: str = "") 
         orientation="v", x=x, y=[0.86] * len(x), base=base, xaxis="x2", yaxis="y2", text=text, width=0.9,
         textposition="inside", insidetextanchor="middle", textangle=0, constraintext="none", showlegend=False,
         hovertemplate="entry %{x}: block %{text}<extra></extra>", name="tables",
-        marker={"color": colours, "line": {"color": palette.NEUTRAL, "width": 1},
-                "pattern": {"shape": shapes, "fgcolor": "#FFFFFF", "size": 7, "solidity": 0.18, "fillmode": "overlay"}},
+        marker=fill(colours, shapes),
     ))  # fmt: skip
     figure.update_layout(yaxis2={"tickvals": [i + 0.43 for i in range(len(names))],
                                  "ticktext": [f"table of {name}" for name in names]})  # fmt: skip
@@ -76,26 +76,23 @@ def _style(owner: str) -> tuple[str, str]:
 
 def _marker(states: Sequence[str], owners: Sequence[str]) -> dict[str, Any]:
     styles = [_style(owner) for owner in owners]
-    colours = [palette.translucent(colour, _FAINT[state]) for (colour, _), state in zip(styles, states, strict=True)]
-    return {
-        "color": colours, "line": {"color": palette.NEUTRAL, "width": 1},
-        "pattern": {"shape": [shape for _, shape in styles], "fgcolor": "#FFFFFF", "size": 7, "solidity": 0.18,
-                    "fillmode": "overlay"},
-    }  # fmt: skip
+    shapes = [shape if state == USED else "" for (_, shape), state in zip(styles, states, strict=True)]
+    return fill([hue for hue, _ in styles], shapes, [_FAINT[state] for state in states])
 
 
 def _layout(title: str) -> dict[str, Any]:
     axis = {"zeroline": False, "linecolor": palette.NEUTRAL, "tickfont": {"size": 11}, "automargin": True,
             "fixedrange": True, "showgrid": False}  # fmt: skip
+    caption = {"standoff": 4, "font": {"size": 12}}
     return {
         "height": HEIGHT, "autosize": True, "template": "none", "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)", "font": {"size": 12, "color": palette.NEUTRAL}, "hovermode": "closest",
         "barmode": "overlay", "margin": {"l": 90, "r": 20, "t": 48, "b": 52},
         "title": {"text": title, "font": {"size": 14}, "x": 0, "xref": "paper"},
-        "xaxis": {**axis, "title": {"text": "block of the KV cache", "standoff": 4}, "dtick": 1, "anchor": "y",
+        "xaxis": {**axis, "title": {**caption, "text": "block of the KV cache"}, "dtick": 1, "anchor": "y",
                   "range": [-0.6, 13.6]},
         "yaxis": {**axis, "domain": [0.62, 1], "range": [0, 0.95], "showticklabels": False, "ticks": ""},
-        "xaxis2": {**axis, "title": {"text": "entry of the block table (position ÷ page size)", "standoff": 4},
+        "xaxis2": {**axis, "title": {**caption, "text": "entry of the block table (position ÷ page size)"},
                    "dtick": 1, "anchor": "y2", "range": [-0.6, 13.6]},
         "yaxis2": {**axis, "domain": [0, 0.34], "range": [2, 0], "anchor": "x2"},
     }  # fmt: skip

@@ -6,7 +6,7 @@ Requests have a letter, a colour and a pattern each. Refuses to know who schedul
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import plotly.graph_objects as go
@@ -63,7 +63,13 @@ def packing_figure(packed: Packed | None, costs: Costs | None, title: str = "") 
         _pages(figure, packed)
     if costs is not None:
         figure.add_trace(_bars(costs))
-        figure.update_layout(xaxis3={"title": {"text": costs.unit}})
+        highest = max([*costs.amounts, *(high for _, high in costs.spread or ())])
+        figure.add_trace(go.Scatter(
+            x=[1.62 * highest] * len(costs.ways), y=[WAYS[way][0] for way in costs.ways], xaxis="x3", yaxis="y3",
+            mode="text", text=list(costs.texts), textposition="middle left", hoverinfo="skip", showlegend=False,
+            name="amounts", meta=drawn(costs.number, text="texts"),
+        ))  # fmt: skip
+        figure.update_layout(xaxis3={"title": {"text": costs.unit}, "range": [0, 1.65 * highest]})
     return figure
 
 
@@ -72,8 +78,15 @@ def style(i: int) -> tuple[str, str]:
     return palette.SERIES[i % len(palette.SERIES)], PATTERNS[i % len(PATTERNS)]
 
 
-def pattern(shapes: Sequence[str] | str) -> Mapping[str, Any]:
-    return {"shape": shapes, "fgcolor": "#FFFFFF", "size": 7, "solidity": 0.18, "fillmode": "overlay"}
+def fill(hues: Sequence[str], shapes: Sequence[str], strength: Sequence[float] | float = 0.42) -> dict[str, Any]:
+    """A marker of bars: thin colours under thin patterns, so that the page's own text colour is read on them."""
+    depth = [strength] * len(hues) if isinstance(strength, float) else strength
+    return {
+        "color": [palette.translucent(hue, one) for hue, one in zip(hues, depth, strict=True)],
+        "line": {"color": palette.NEUTRAL, "width": 1},
+        "pattern": {"shape": list(shapes), "fgcolor": [palette.translucent(hue, 0.75) for hue in hues], "size": 8,
+                    "solidity": 0.2, "fillmode": "overlay"},
+    }  # fmt: skip
 
 
 def _strip(figure: go.Figure, packed: Packed) -> None:
@@ -90,8 +103,7 @@ def _strip(figure: go.Figure, packed: Packed) -> None:
         customdata=[[n, start, start + n - 1] for n, start in zip(packed.tokens, packed.starts, strict=True)],
         hovertemplate="%{text} tokens at positions %{customdata[1]}–%{customdata[2]}<extra></extra>",
         textposition="inside", insidetextanchor="middle", textangle=0, constraintext="none", showlegend=False,
-        marker={"color": [colour for colour, _ in styles], "line": {"color": palette.NEUTRAL, "width": 1},
-                "pattern": pattern([shape for _, shape in styles])}, name="packed batch",
+        marker=fill([hue for hue, _ in styles], [shape for _, shape in styles]), name="packed batch",
     ))  # fmt: skip
     figure.add_trace(go.Scatter(
         x=bounds, y=["query_start_loc"] * len(bounds), mode="text", text=[str(n) for n in packed.query_start_loc],
@@ -101,7 +113,7 @@ def _strip(figure: go.Figure, packed: Packed) -> None:
 
 def _pages(figure: go.Figure, packed: Packed) -> None:
     rows: list[str] = []
-    x, text, colours, shapes, hover = [], [], [], [], []
+    x, text, hues, shapes, strength, hover = [], [], [], [], [], []
     for name, start, n, blocks in zip(packed.names, packed.starts, packed.tokens, packed.blocks, strict=True):
         shown = list(enumerate(blocks))
         if len(shown) > MAX_BLOCKS:
@@ -112,7 +124,8 @@ def _pages(figure: go.Figure, packed: Packed) -> None:
             text.append("…" if i < 0 else str(block))
             written = i >= 0 and (i + 1) * packed.block_size > start
             colour, shape = style(ord(name) - ord("A"))
-            colours.append(colour if written else palette.translucent(colour, 0.35))
+            hues.append(colour)
+            strength.append(0.42 if written else 0.12)
             shapes.append(shape if written else "")
             last = min((i + 1) * packed.block_size, start + n) - 1
             what = "written in this step" if written else "read only"
@@ -122,7 +135,7 @@ def _pages(figure: go.Figure, packed: Packed) -> None:
         orientation="h", y=rows, x=[0.92] * len(x), base=x, xaxis="x2", yaxis="y2", text=text, textposition="inside",
         insidetextanchor="middle", textangle=0, constraintext="none", customdata=hover, showlegend=False,
         hovertemplate="%{customdata}<extra></extra>", name="pages",
-        marker={"color": colours, "line": {"color": palette.NEUTRAL, "width": 1}, "pattern": pattern(shapes)},
+        marker=fill(hues, shapes, strength),
     ))  # fmt: skip
 
 
@@ -137,9 +150,9 @@ def _bars(costs: Costs) -> go.Bar:
         }  # fmt: skip
     return go.Bar(
         orientation="h", y=[words for words, _, _ in known], x=list(costs.amounts), xaxis="x3", yaxis="y3",
-        error_x=error, text=list(costs.texts), textposition="auto", cliponaxis=False, showlegend=False, name="ways",
-        meta=drawn(costs.number, x="costs"), hovertemplate="%{y}: %{text}<extra></extra>",
-        marker={"color": [colour for _, colour, _ in known], "pattern": pattern([shape for _, _, shape in known])},
+        error_x=error, customdata=list(costs.texts), showlegend=False, name="ways",
+        meta=drawn(costs.number, x="costs"), hovertemplate="%{y}: %{customdata}<extra></extra>",
+        marker=fill([hue for _, hue, _ in known], [shape for _, _, shape in known], 0.6),
     )  # fmt: skip
 
 
@@ -160,7 +173,8 @@ def _layout(title: str) -> dict[str, Any]:
         "xaxis2": {**bare, "anchor": "y2", "range": [-0.1, MAX_BLOCKS + 0.1]},
         "yaxis2": {**axis, "domain": [0.36, 0.70], "type": "category", "autorange": "reversed", "showgrid": False,
                    "anchor": "x2"},
-        "xaxis3": {**axis, "anchor": "y3", "gridcolor": palette.GRID, "rangemode": "tozero"},
+        "xaxis3": {**axis, "anchor": "y3", "gridcolor": palette.GRID,
+                   "title": {"font": {"size": 12}, "standoff": 6}},
         "yaxis3": {**axis, "domain": [0, 0.26], "type": "category", "autorange": "reversed", "showgrid": False,
                    "anchor": "x3"},
         "annotations": [

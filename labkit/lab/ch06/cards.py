@@ -21,12 +21,12 @@ PROMPTS = (f"{BEGINNING} The capital of France is", f"{BEGINNING} One, two, thre
 
 def plug_in_slots(answer: Any) -> PluggedRun:
     """Text by the engine with a learner's `slot_mapping` in it."""
-    return run_plugged(prompts=PROMPTS, max_tokens=6, slot_mapping=answer)
+    return run_plugged(prompts=PROMPTS, max_tokens=4, slot_mapping=answer)
 
 
 def plug_in_wrong_slots() -> PluggedRun:
     """The same with positions in place of slots, and believed."""
-    return run_plugged(prompts=PROMPTS, max_tokens=6, trust=True, slot_mapping=positions_as_slots)
+    return run_plugged(prompts=PROMPTS, max_tokens=4, trust=True, slot_mapping=positions_as_slots)
 
 
 def positions_as_slots(block_ids: Sequence[int], start: int, n: int, block_size: int) -> list[int]:
@@ -36,7 +36,7 @@ def positions_as_slots(block_ids: Sequence[int], start: int, n: int, block_size:
 
 def plug_in_hash(answer: Any) -> PluggedRun:
     """Text by the engine with a learner's `block_hash` in it."""
-    return run_plugged(prompts=PROMPTS, max_tokens=6, block_hash=answer)
+    return run_plugged(prompts=PROMPTS, max_tokens=4, block_hash=answer)
 
 
 def plug_in_wrong_hash() -> PluggedRun:
@@ -46,7 +46,7 @@ def plug_in_wrong_hash() -> PluggedRun:
     def always_new(parent: bytes | None, token_ids: Sequence[int]) -> bytes:
         return next(count).to_bytes(32, "little")
 
-    return run_plugged(prompts=PROMPTS, max_tokens=6, trust=True, block_hash=always_new)
+    return run_plugged(prompts=PROMPTS, max_tokens=4, trust=True, block_hash=always_new)
 
 
 def myths(runs: Sequence[Run]) -> Card:

@@ -47,7 +47,7 @@ class PackingSource:
         waste = 100 * (1 - useful / padded)
         costs = [useful, useful, padded] if is_mixed(shares) else [useful, padded]
         texts = [f"{n:,}" for n in costs]
-        texts[-1] += f", {waste:.0f} % of them for nothing"
+        texts[-1] += f" ({waste:.0f} % waste)"
         data = {
             **packed(shares, left), "bounds": [str(n) for n in query_start_loc(shares)], "costs": costs,
             "ways": ways(shares), "texts": texts, "unit": "scores for one head (a query times a key)", "spread": None,

@@ -264,10 +264,16 @@ def outcome(recording: RequestRecording, rows: Sequence[RequestRow], notes: Sequ
     said += f" and the prompt's first token is there after {whole.p50_ttft_ms:.3g} ms."
     if smallest is not None:
         steps = -(-whole.prompt // smallest.chunk)
-        said += (
-            f" In chunks of {smallest.chunk} it is {smallest.worst_itl_ms:.3g} ms and {smallest.p50_ttft_ms:.3g} ms: "
-            f"no step is long, and the prompt needs {steps} of them, each with its fixed part and with decodes in it."
-        )
+        said += f" In chunks of {smallest.chunk} it is {smallest.worst_itl_ms:.3g} ms and {smallest.p50_ttft_ms:.3g} ms"
+        if smallest.worst_itl_ms < 0.95 * whole.worst_itl_ms:
+            said += ", since no step is long"
+        else:
+            said += (
+                ": steps are no shorter here, be it that a step's fixed part is most of it, or that something else ran"
+            )
+        if smallest.p50_ttft_ms > 1.05 * whole.p50_ttft_ms:
+            said += f"; the prompt needs {steps} of them, each with its fixed part and with decodes in it"
+        said += "."
     origin = f"n = {whole.runs} run{'s' * (whole.runs > 1)} of each scheduling, {made.order}" if made.order else ""
     return Outcome(data, table, said, made, whole.worst_per_run(made.kind), tuple(filter(None, (origin, *notes))),
                    "longest wait beside a whole prompt")  # fmt: skip
