@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +12,7 @@ from labkit.cli.entry import main
 from labkit.measure import recordings
 from labkit.models.shapes import SHAPES
 from labkit.simulate.step import DecodeModel, Machine, simulate_step
+from tests.measure.test_recordings import PROVENANCE, recording
 
 
 def answer(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> dict:
@@ -60,4 +63,11 @@ def test_claims_lists_every_claim_with_its_kinds(capsys: pytest.CaptureFixture[s
     assert main(["claims"]) == 0
     text = capsys.readouterr().out
     assert "RECORDED" in text and "SIMULATED" in text and "verdict" in text
+    assert got["notes"] == [] and "Decides nothing" not in text
     assert answer(capsys, "claims", "--recording", "no-such-file", code=1)["error"]["why"]
+
+
+def test_a_recording_that_can_decide_no_claim_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    cpu = dataclasses.replace(recording(), provenance=PROVENANCE.replace(gpu=None))
+    assert main(["claims", "--recording", str(cpu.save(tmp_path / "cpu.json.gz"))]) == 0
+    assert "Decides nothing, since only RECORDED rows of a GPU do: RECORDED" in capsys.readouterr().out

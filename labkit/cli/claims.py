@@ -8,6 +8,7 @@ import textwrap
 from labkit.cli.answer import Answer, Console
 from labkit.cli.options import Parser
 from labkit.figures.claims import SYMBOLS, claims_summary
+from labkit.measure.provenance import Kind
 from labkit.measure.recordings import load, shipped
 from labkit.models.shapes import SHAPES
 from labkit.simulate.claims import TEXT_GB_S, Finding, findings
@@ -24,13 +25,18 @@ def claims(args: argparse.Namespace, console: Console) -> Answer:
     named = getattr(args, "recording", None)
     recordings = [load(path) for path in named] if named else list(shipped())
     found = findings(recordings, SHAPES)
+    idle = sorted(
+        r.provenance.label for r in recordings if r.provenance.kind is not Kind.RECORDED or not r.provenance.gpu
+    )
+    notes = [f"Decides nothing, since only RECORDED rows of a GPU do: {label}" for label in idle]
     data = {
         "claims": [one.as_dict() for one in found],
+        "notes": notes,
         "recordings": [recording.provenance.as_dict() for recording in recordings],
         "simulated": {"gb_s": TEXT_GB_S, "machine": H200.as_dict()},
     }
     origins = sorted({recording.provenance.label for recording in recordings}) or ["no recordings"]
-    lines = [claims_summary(found), *origins, ""]
+    lines = [claims_summary(found), *origins, *notes, ""]
     return Answer(data, "\n".join([*lines, *(_describe(one) for one in found)]))
 
 

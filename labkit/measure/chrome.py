@@ -75,12 +75,13 @@ def read_events(events: Iterable[Any]) -> Trace:
     for event in events:
         if not isinstance(event, Mapping) or event.get("ph") != "X":
             continue
-        category, name = event.get("cat"), str(event.get("name", ""))
+        category, name = str(event.get("cat")), str(event.get("name", ""))
         begin, end = _time(event.get("ts")), _time(event.get("ts")) + _time(event.get("dur", 0))
         arguments = event.get("args")
         correlation = arguments.get("correlation") if isinstance(arguments, Mapping) else None
+        correlation = correlation if isinstance(correlation, (int, str)) else None
         if category in _DEVICE:
-            works.append(Work(_DEVICE[str(category)], name, begin, end, correlation))
+            works.append(Work(_DEVICE[category], name, begin, end, correlation))
         elif category in _HOST:
             ends.append((begin, end))
             if category == "user_annotation" and name == STEP:

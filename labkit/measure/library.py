@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from labkit import home
 from labkit.errors import LabkitError
 from labkit.measure import recordings
-from labkit.measure.provenance import Provenance
+from labkit.measure.provenance import Kind, Provenance
 from labkit.measure.recordings import Recording
 from labkit.measure.storage import RecordingError, read_object, write_atomically
 
@@ -111,7 +111,9 @@ def library() -> Library:
     entries, problems = [], []
     for path in _files(home.recordings_dir()):
         try:
-            entries.append(_read(path, f"yours: {path.name}"))
+            one = _read(path, f"yours: {path.name}")
+            _check_kind(one.recording, path.name)
+            entries.append(one)
         except Exception as error:  # whatever is in it, the others are shown
             problems.append(f"{path.name} was passed over: {_sentence(error)}")
     return Library((*shipped, *entries), tuple(problems))
@@ -130,14 +132,15 @@ def add(path: str | os.PathLike[str]) -> Entry:
     """Check a file and copy it into the user's folder under its own name; the same file twice is one file.
 
     Raises:
-        RecordingError, ProvenanceError: the file cannot be read or believed, another of that name is there already, or
-            the folder cannot be written.
+        RecordingError, ProvenanceError: the file cannot be read or believed, its numbers are not RECORDED, another of
+            that name is there already, or the folder cannot be written.
     """
     path = Path(path)
     table, recording = _parse(path)
     name = path.name if path.name.endswith(SUFFIXES) else f"{path.name}.json"
     if name.startswith("."):
         raise RecordingError(f"adding {name}", "a name that begins with a dot is never listed", "Rename the file.")
+    _check_kind(recording, path.name)
     folder = home.recordings_dir()
     target, data = folder / name, path.read_bytes()
     if target.exists() and target.read_bytes() != data:
@@ -195,7 +198,7 @@ def _parse(path: Path) -> tuple[str, Table]:
     table = data.get("table") if isinstance(data, Mapping) else None
     if not table:
         return "steps", Recording.from_dict(data, path.name)
-    if table not in TABLES:
+    if not isinstance(table, str) or table not in TABLES:
         raise RecordingError(
             path.name, f"is a table of {table!r}, which this version does not know", "Update labkit, or record again."
         )
@@ -203,6 +206,15 @@ def _parse(path: Path) -> tuple[str, Table]:
     read: Any = getattr(importlib.import_module(module), name)
     found: Table = read.from_dict(data, path.name)
     return table, found
+
+
+def _check_kind(recording: Table, name: str) -> None:
+    """Panels call what they find here RECORDED, so nothing else may be here."""
+    kind = recording.provenance.kind
+    if kind is not Kind.RECORDED:
+        raise RecordingError(
+            name, f"holds numbers that are {kind}, not RECORDED", "--out FILE of what measures them keeps a recording."
+        )
 
 
 def _bare(name: str) -> str:

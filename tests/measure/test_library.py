@@ -49,6 +49,7 @@ def test_shipped_and_own_recordings_are_one_list_with_their_origin(tmp_path: Pat
         (b'{"schema": 99}', "has schema 99, which is newer than this version of labkit knows"),
         (b'{"schema": 1, "table": "weather"}', "is a table of 'weather', which this version does not know"),
         (gzip.compress(b'{"schema": 1}')[:-5], "is damaged"),
+        (b'{"schema": 1, "table": ["weather"]}', "which this version does not know"),
         (b"[" * 200_000, "is damaged"),
         (b'{"schema": ' + b"1" * 400 + b"}", "is damaged (ValueError: a number of 400 digits)"),
     ],
@@ -64,6 +65,19 @@ def test_a_damaged_file_of_the_users_is_named_and_passed_over(own_folder: Path, 
     assert problem.startswith("broken.json.gz was passed over: broken.json.gz") and says in problem
     with pytest.raises(RecordingError, match="broken"):
         library.add(own_folder / "broken.json.gz")
+
+
+@pytest.mark.parametrize("kind", [Kind.LIVE, Kind.SIMULATED])
+def test_only_what_is_recorded_is_among_the_recordings(tmp_path: Path, own_folder: Path, kind: Kind) -> None:
+    """Panels and ratios take every number of the library for RECORDED."""
+    other = dataclasses.replace(recording(), provenance=PROVENANCE.replace(kind=kind))
+    (tmp_path / "x.json").write_text(json.dumps(other.as_dict()))
+    with pytest.raises(RecordingError, match=f"are {kind}, not RECORDED"):
+        library.add(tmp_path / "x.json")
+    own_folder.mkdir(parents=True)
+    (tmp_path / "x.json").rename(own_folder / "x.json")
+    found = library.library()
+    assert all(one.is_shipped for one in found.entries) and "not RECORDED" in found.problems[0]
 
 
 def test_a_file_is_read_again_when_it_changes(own_folder: Path) -> None:

@@ -48,6 +48,15 @@ def test_a_step_is_read_in_every_mode(make: Callable[..., TraceMaker], mode: str
     assert StepTimeline.from_dict(found.as_dict()).launches == launches
 
 
+@pytest.mark.parametrize("odd", [[1], {"a": 1}])
+def test_events_whose_ids_are_no_ids_are_a_problem_not_a_crash(odd: Any) -> None:
+    events = eager().done()
+    kernel = next(e for e in events if e.get("cat") == "kernel")
+    kernel["args"] = {**kernel["args"], "correlation": odd}
+    events.append({"ph": "X", "cat": odd, "name": odd, "ts": 1.0})
+    assert any("No host call" in problem for problem in from_trace(events).problems)
+
+
 def test_idle_is_a_brute_force_count_of_nanoseconds() -> None:
     found = from_trace(eager().done())
     begin, end = (round(t * 1000) for t in found.extent)
