@@ -11,8 +11,8 @@ import plotly.graph_objects as go
 from labkit.figures import palette
 from labkit.figures.points import drawn
 
-#: Number by number in ms from light to dark; the number itself stands in every cell.
-_SCALE = [[0.0, "#E3EEF6"], [1.0, "#1F5F8B"]]
+#: From faint to strong, with either theme's text readable on it; the number itself stands in every cell.
+_SCALE = [[0.0, palette.translucent("#2C7FB8", 0.1)], [1.0, palette.translucent("#2C7FB8", 0.6)]]
 _COLUMNS, _ROWS = ["no graph", "graph"], ["not compiled", "compiled"]
 #: Before and after: colour, pattern, word.
 BARS = {"before": ("#D55E00", "/", "operator by operator"), "after": ("#2C7FB8", "", "after fusion")}
@@ -71,16 +71,11 @@ def matrix_figure(maps: Sequence[Map], text: Map | None = None, bars: Sequence[F
 
 
 def _numbers(figure: go.Figure, one: Map, axis: str) -> None:
-    known = [ms for row in one.cells for ms in row if ms is not None]
-    low, high = 0.6 * min(known, default=0.0), max(known, default=1.0)
     for y, row in zip(_ROWS, one.cells, strict=True):
         for x, ms in zip(_COLUMNS, row, strict=True):
-            dark = ms is not None and (ms - low) / ((high - low) or 1.0) > 0.5
-            said = "not measured" if ms is None else f"{ms:.2f}"
             figure.add_annotation(
-                text=said, x=x, y=y, xref=f"x{axis}", yref=f"y{axis}", showarrow=False,
-                font={"size": 12 if ms is None else 17,
-                      "color": "#FFFFFF" if dark else palette.NEUTRAL if ms is None else "#10273A"},
+                text="not measured" if ms is None else f"{ms:.2f}", x=x, y=y, xref=f"x{axis}", yref=f"y{axis}",
+                showarrow=False, font={"size": 12 if ms is None else 17},
             )  # fmt: skip
 
 
@@ -125,7 +120,7 @@ def fusion_bars(one: KindBars | None, title: str, kind: str) -> go.Figure:
             figure.add_trace(go.Bar(
                 orientation="h", y=list(one.labels), x=list(counts), name=word,
                 meta=drawn(one.number, x=key, y="labels"),
-                text=[str(n) for n in counts], textposition="auto", textangle=0, constraintext="none",
+                text=[str(n) for n in counts], textposition="outside", cliponaxis=False, textangle=0,
                 hovertemplate=f"%{{y}}<br>{word}: %{{x}} kernels<extra></extra>",
                 marker=_marker(colour, pattern),
             ))  # fmt: skip

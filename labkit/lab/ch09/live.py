@@ -115,7 +115,8 @@ class LiveForms:
         context.stage(f"loading {model}", 0, 0)
         return self.room.prepare(
             model, progress, enforce_eager=False, attention_backend=None, compilation_mode="NONE",
-            cudagraph_mode="FULL_DECODE_ONLY", cudagraph_capture_sizes=batches, max_num_seqs=max(batches),
+            cudagraph_mode="FULL_DECODE_ONLY", cudagraph_capture_sizes=batches,
+            max_cudagraph_capture_size=None, max_num_seqs=max(batches),
             max_num_batched_tokens=2 * max(batches), max_model_len=4 * self._limits["context"],
             num_gpu_blocks_override=None,
         )  # fmt: skip

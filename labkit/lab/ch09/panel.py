@@ -106,15 +106,19 @@ def _chosen(runs: Sequence[Run], pinned: Sequence[Run], most: int) -> list[Run]:
 
 def changed(new: Run, old: Run) -> str:
     """What became of the two remedies."""
+    if (new.kind, new.source) != (old.kind, old.source):
+        return ""
     said = []
     before, after = old.values["winner"], new.values["winner"]
     if before and after and before != after:
         names = {"neither": "neither of the two", GRAPH: "the graph", COMPILE: "the compiler"}
         said.append(f"Of the two alone {names[before]} won before, and {names[after]} wins now.")
-    for name, word in (("graph_gain", "graph"), ("compile_gain", "compiler")):
+    emulated = new.kind == "LIVE" and not new.provenance.gpu  # what such a graph "saves" is noise
+    for name, word in [("graph_gain", "graph")] * (not emulated) + [("compile_gain", "compiler")]:
         a, b = old.values[name], new.values[name]
         if a is not None and b is not None and abs(a - b) >= 0.05 * max(abs(a), abs(b)):
-            said.append(f"The {word} alone saved {a:.2f} ms before and saves {b:.2f} ms now.")
+            was, is_ = ("saved" if a >= 0 else "cost"), ("saves" if b >= 0 else "costs")
+            said.append(f"The {word} alone {was} {abs(a):.2f} ms before and {is_} {abs(b):.2f} ms now.")
     return " ".join(said)
 
 
