@@ -56,9 +56,10 @@ notebooks: ## run the notebooks, and store the lines that their checks print
 	@$(call install,)
 	.venv/bin/python labkit/dev/notebooks.py keep $(NOTEBOOKS)
 
-badges: ## write Colab's badge and first cell anew, from [tool.labkit] in pyproject.toml
+badges: ## write Colab's badge and first cell, from [tool.labkit] in pyproject.toml, and README's table of chapters
 	@$(call install,--model-optional)
 	.venv/bin/python labkit/dev/notebooks.py badges
+	.venv/bin/python labkit/dev/course_table.py
 
 site: ## build the course as static pages in build/site, and check their links
 	@$(call install,)

@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from labkit.dev import course_table
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "labkit/README.md")
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
@@ -64,6 +66,17 @@ def test_the_readme_names_what_a_newcomer_needs() -> None:
     assert all(f"make {target}" in words for target in ("lab", "test", "test-gpu"))
     assert any(re.search(r"labkit [a-z]", line) for line in code("README.md"))
     assert "notebooks/images/latency_panel.png" in text("README.md")
+
+
+def test_the_table_of_chapters_is_the_course() -> None:
+    assert course_table.filled(text("README.md")) == text("README.md"), "run `make badges`"
+    assert course_table.table().count("\n| 0") >= 2 and "00_start_here.ipynb" in text("README.md")
+
+
+@pytest.mark.parametrize("picture", sorted((ROOT / "notebooks" / "images").glob("*")), ids=lambda path: path.name)
+def test_a_picture_is_small_and_shown(picture: pathlib.Path) -> None:
+    assert picture.suffix == ".png" and picture.stat().st_size <= 200_000
+    assert f"notebooks/images/{picture.name}" in text("README.md")
 
 
 def test_the_reading_order_names_every_file_of_the_engine() -> None:
