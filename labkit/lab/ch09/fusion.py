@@ -93,15 +93,16 @@ def compile_pieces(model: str, progress: Any = None) -> tuple[list[dict[str, Any
     """
     import torch
 
-    from labkit.cli.machine import model_shape, this_platform
     from labkit.engine.compiled import compile_model, split_model
     from labkit.engine.plan import resolve_dtype
     from labkit.graphs.xray import piece_xrays
+    from labkit.llm import find_device
     from labkit.models.decoder import Decoder
+    from labkit.models.shapes import SHAPES
 
-    platform = this_platform("auto")
+    device, platform = find_device()
     dtype, _ = resolve_dtype("auto", platform)
-    decoder = Decoder(model_shape(model), dtype=getattr(torch, dtype), device=platform.device_type)
+    decoder = Decoder(SHAPES[model], dtype=getattr(torch, dtype), device=device)
     report = compile_model(decoder, progress=progress).report
     cut = split_model(decoder)
     xrays = piece_xrays(report.classes)

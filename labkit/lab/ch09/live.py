@@ -105,7 +105,7 @@ class LiveForms:
         more, notes = _compiled(compiled)
         why = "" if self.gpu else " The graph is emulated here and saves nothing; what compiling changes is real."
         return outcome(f"{values['model']}, batch {batch}", batch, cells, made, why=why, notes=tuple(notes), more=more,
-                       stopped=context.should_stop())  # fmt: skip
+                       stopped=context.should_stop(), emulated=not self.gpu)  # fmt: skip
 
     def _prepare(self, model: str, context: Context) -> Any:
         def progress(stage: str, done: int, total: int, detail: str) -> None:

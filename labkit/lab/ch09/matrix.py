@@ -64,9 +64,14 @@ def outcome(
     notes: tuple[str, ...] = (),
     more: Mapping[str, Any] | None = None,
     stopped: bool = False,
+    emulated: bool = False,
 ) -> Outcome:
-    """A run of the panel: the four cells, their launches and what follows from them."""
-    values: dict[str, Any] = {"what": what, "batch": batch, "winner": winner(cells), **effects(cells)}
+    """A run of the panel: the four cells, their launches and what follows from them.
+
+    emulated: the graphs were a CPU's, so that nobody wins against the compiler.
+    """
+    first = None if emulated else winner(cells)
+    values: dict[str, Any] = {"what": what, "batch": batch, "winner": first, **effects(cells)}
     for form in FORMS:
         values[f"{form}_ms"] = cells.get(form, Cell()).ms
         values[f"{form}_launches"] = cells.get(form, Cell()).launches
@@ -75,16 +80,15 @@ def outcome(
         "title": what, "cells": table(cells), "forms": [WORDS[form] for form in known],
         "counts": [cells[form].launches for form in known],
     }  # fmt: skip
-    summary = f"{what}: {_said(cells)}{why}"
+    summary = f"{what}: {_said(cells, first)}{why}"
     return Outcome(data, {**values, **(more or {})}, summary, made, notes=notes, stopped=stopped)
 
 
-def _said(cells: Mapping[str, Cell]) -> str:
+def _said(cells: Mapping[str, Cell], first: str | None) -> str:
     known = [(form, cells[form].ms) for form in FORMS if form in cells and cells[form].ms is not None]
     listed = ", ".join(f"{WORDS[form]} {ms:.2f}" for form, ms in known)
     missing = [WORDS[form] for form in FORMS if form not in dict(known)]
     gone = f" ({', '.join(missing)}: not measured)" if missing else ""
-    first = winner(cells)
     if first is None:
         return f"{listed} ms{gone}."
     if first == "neither":
