@@ -1,6 +1,6 @@
 """The engine's own step without and with its graph, measured here in turns. Refuses to know widgets.
 
-On a CPU the graph is the emulation: the same dispatch, padding and buffers, and no launch is saved. On a GPU the capture
+On a CPU the graph is the emulation: the same dispatch, padding and buffers, and no launch saved. On a GPU the capture
 is a real one, launches are counted in a trace, and both timelines are taken with the profiler; that part was never run
 on one.
 """

@@ -1,6 +1,6 @@
 """Replays whose input was copied into the graph's buffer, or whose name was given another one: what comes out.
 
-The function is 2 × input + 1, captured with the input 1. LIVE it runs through the engine's own capturer: a real graph on
+The function is 2 × input + 1, captured with the input 1. LIVE it goes through the engine's capturer: a real graph on
 a GPU (never run on one), labkit's emulation on a CPU. SIMULATED it is the same in numpy arrays. Refuses to know
 widgets.
 """
