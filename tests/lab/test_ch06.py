@@ -187,8 +187,10 @@ def test_mixed_calls_that_were_recorded(tmp_path):
         us = tuple(round(20 + split + rng.random(), 3) for _ in range(50))
         spread = summary(us)
         return AttentionRow(
-            "mixed", "TRITON_ATTN", None, "bfloat16", 4, 600, (1, 1, 1, 512), (600, 33, 90, 512), 32, 8, 128, 16,
-            "rotated", 4, "eager", round(spread.p10, 3), round(spread.p50, 3), round(spread.p90, 3), 50, us, 1.0, 1.0, 1.0,
+            "mixed", "TRITON_ATTN", None, "bfloat16", 4, 600,
+            (1, 1, 1, 512), (600, 33, 90, 512), 32, 8, 128, 16,
+            "rotated", 4, "eager", round(spread.p10, 3), round(spread.p50, 3), round(spread.p90, 3), 50, us,
+            1.0, 1.0, 1.0,
             split_mixed_batches=split,
         )  # fmt: skip
 

@@ -81,7 +81,12 @@ def time_way(way: str, shares: Sequence[Share], device: str, samples: int) -> tu
 
     where, platform = find_device(device)
     dtype = "float16" if where.type == "cuda" else "float32"
-    heads = {"num_heads": NUM_HEADS, "num_kv_heads": NUM_KV_HEADS, "head_size": HEAD_SIZE, "dtype": dtype}
+    heads: dict[str, Any] = {
+        "num_heads": NUM_HEADS,
+        "num_kv_heads": NUM_KV_HEADS,
+        "head_size": HEAD_SIZE,
+        "dtype": dtype,
+    }
     if way == "padded":
         return _time_padded(shares, where, dtype, samples), "dense"
 

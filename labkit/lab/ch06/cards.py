@@ -8,6 +8,7 @@ from typing import Any
 
 from labkit.lab import scoreboard
 from labkit.lab.cards import Card
+from labkit.lab.ch06.waits import MODEL
 from labkit.lab.myths import COMPUTED, DOCUMENTED, MEASURED, UNTESTED, Myth, myth_card
 from labkit.lab.plugged_run import PluggedRun, run_plugged
 from labkit.lab.runs import Run, machine
@@ -21,12 +22,12 @@ PROMPTS = (f"{BEGINNING} The capital of France is", f"{BEGINNING} One, two, thre
 
 def plug_in_slots(answer: Any) -> PluggedRun:
     """Text by the engine with a learner's `slot_mapping` in it."""
-    return run_plugged(prompts=PROMPTS, max_tokens=4, slot_mapping=answer)
+    return run_plugged(prompts=PROMPTS, max_tokens=3, slot_mapping=answer)
 
 
 def plug_in_wrong_slots() -> PluggedRun:
     """The same with positions in place of slots, and believed."""
-    return run_plugged(prompts=PROMPTS, max_tokens=4, trust=True, slot_mapping=positions_as_slots)
+    return run_plugged(prompts=PROMPTS, max_tokens=3, trust=True, slot_mapping=positions_as_slots)
 
 
 def positions_as_slots(block_ids: Sequence[int], start: int, n: int, block_size: int) -> list[int]:
@@ -35,8 +36,8 @@ def positions_as_slots(block_ids: Sequence[int], start: int, n: int, block_size:
 
 
 def plug_in_hash(answer: Any) -> PluggedRun:
-    """Text by the engine with a learner's `block_hash` in it."""
-    return run_plugged(prompts=PROMPTS, max_tokens=4, block_hash=answer)
+    """The smallest model with a learner's `block_hash` in it: what counts is what the cache finds."""
+    return run_plugged(prompts=PROMPTS, max_tokens=2, model=MODEL, block_hash=answer)
 
 
 def plug_in_wrong_hash() -> PluggedRun:
@@ -46,7 +47,7 @@ def plug_in_wrong_hash() -> PluggedRun:
     def always_new(parent: bytes | None, token_ids: Sequence[int]) -> bytes:
         return next(count).to_bytes(32, "little")
 
-    return run_plugged(prompts=PROMPTS, max_tokens=4, trust=True, block_hash=always_new)
+    return run_plugged(prompts=PROMPTS, max_tokens=2, model=MODEL, trust=True, block_hash=always_new)
 
 
 def myths(runs: Sequence[Run]) -> Card:

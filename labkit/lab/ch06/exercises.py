@@ -18,7 +18,8 @@ Requests = Sequence[tuple[int, int]]
 
 def pack(requests: Requests) -> tuple[list[int], list[int]]:
     """(query_start_loc, positions) of requests as (new tokens, tokens in the cache)."""
-    query_start_loc, positions = [0], []
+    query_start_loc = [0]
+    positions: list[int] = []
     for new, context in requests:
         query_start_loc.append(query_start_loc[-1] + new)
         positions += range(context, context + new)
