@@ -19,7 +19,7 @@ PRICES = {
     "startup_s": "start-up, s",
     "mib": "graphs, MiB",
     "step_ms": "a step, ms",
-    "looks": "places to look (more is better)",
+    "looks": "places to look",
 }
 UNKNOWN = "not recorded"
 PATTERNS = ("", "/", "x", ".", "\\", "-", "+", "|")
@@ -64,9 +64,10 @@ def bill_figure(bills: Sequence[Bill], kind: str, *, title: str = "") -> go.Figu
         figure.add_trace(_curve(bill, bills.index(bill)))
     said = f"The bill · {kind}" if kind else "The bill"
     figure.update_layout(
-        height=inner + 130, barmode="overlay", showlegend=False, margin={"l": 60, "r": 24, "t": 70, "b": 56},
+        height=inner + 160, barmode="overlay", showlegend=True, margin={"l": 60, "r": 24, "t": 60, "b": 100},
+        legend={"orientation": "h", "x": 0, "y": -70 / inner, "yanchor": "top", "font": {"size": 11}},
         title={"text": f"{said}{': ' + title if title else ''}", "font": {"size": 14}, "x": 0, "xref": "paper"},
-        xaxis5={"type": "log", "anchor": "y5", "domain": [0, 0.86], "visible": bool(curves),
+        xaxis5={"type": "log", "anchor": "y5", "domain": [0, 0.97], "visible": bool(curves),
                 "title": {"text": "requests served"}, "dtick": 1},
         yaxis5={"type": "log", "anchor": "x5", "domain": [0, max(low - AROUND / inner, 0.01)], "visible": bool(curves),
                 "title": {"text": "seconds in all, start-up included"}, "dtick": 1},
@@ -95,7 +96,8 @@ def _bars(bills: Sequence[Bill], key: str, column: int) -> list[go.Bar]:
             continue
         out.append(go.Bar(
             orientation="h", y=[bill.label], x=[value], xaxis=f"x{axis}", yaxis=f"y{axis}", name=bill.label,
-            meta=drawn(bill.number, x=key), marker=_style(place), text=[f"{value:,.3g}"], textposition="outside",
+            meta=drawn(bill.number, x=key), showlegend=False, marker=_style(place),
+            text=[f"{value:,.3g}"], textposition="outside",
             cliponaxis=False, textfont={"size": 11, "color": palette.NEUTRAL}, width=0.7,
             hovertemplate=f"%{{y}}<br>{PRICES[key]}: %{{x:,.4g}}<extra></extra>",
         ))  # fmt: skip
@@ -103,7 +105,8 @@ def _bars(bills: Sequence[Bill], key: str, column: int) -> list[go.Bar]:
     if missing:
         out.append(go.Bar(
             orientation="h", y=missing, x=[0] * len(missing), xaxis=f"x{axis}", yaxis=f"y{axis}", name=UNKNOWN,
-            meta=["unknown", 0, key], text=[UNKNOWN] * len(missing), textposition="outside", hoverinfo="skip",
+            meta=["unknown", 0, key], showlegend=False, text=[UNKNOWN] * len(missing), textposition="outside",
+            hoverinfo="skip",
             cliponaxis=False, textfont={"size": 11, "color": palette.NEUTRAL},
         ))  # fmt: skip
     return out
@@ -130,11 +133,10 @@ def _axes(figure: go.Figure, bills: Sequence[Bill], key: str, heading: str, colu
 def _curve(bill: Bill, place: int) -> go.Scatter:
     colour = palette.SERIES[place % len(palette.SERIES)]
     return go.Scatter(
-        x=list(bill.requests), y=list(bill.total_s), xaxis="x5", yaxis="y5", mode="lines+markers+text",
+        x=list(bill.requests), y=list(bill.total_s), xaxis="x5", yaxis="y5", mode="lines+markers",
         name=bill.label, meta=drawn(bill.number, x="requests", y="total_s"), cliponaxis=False,
         line={"color": colour, "dash": DASHES[place % len(DASHES)], "width": 2},
-        marker={"symbol": MARKERS[place % len(MARKERS)], "color": colour, "size": 8, "maxdisplayed": 9},
-        text=[""] * (len(bill.requests) - 1) + [bill.label], textposition="middle right",
-        textfont={"size": 11, "color": colour},
+        marker={"symbol": MARKERS[place % len(MARKERS)], "color": colour, "size": 7, "maxdisplayed": 12},
+        showlegend=True,
         hovertemplate=f"{bill.label}<br>%{{x:,}} requests: %{{y:,.4g}} s<extra></extra>",
     )  # fmt: skip

@@ -178,6 +178,8 @@ def defend(answer: Any) -> Card:
 
 def _plugged(choice: Mapping[str, Any]) -> list[str]:
     """The engine here with the chosen sizes in place of its own list."""
+    from labkit.lab.ch11.planted import PLAIN
+
     sizes = list(choice["sizes"])
     if not sizes:
         return []
@@ -186,7 +188,7 @@ def _plugged(choice: Mapping[str, Any]) -> list[str]:
         return [size for size in sizes if size <= max_num_batched_tokens]
 
     ran = run_plugged(trust=True, model="tiny-llama", max_tokens=6, default_capture_sizes=default_capture_sizes,
-                      settings={"cudagraph_mode": "FULL_DECODE_ONLY"})  # fmt: skip
+                      settings={"cudagraph_mode": "FULL_DECODE_ONLY", **PLAIN})  # fmt: skip
     if ran.alone is None or ran.ours is None:
         return [paragraph("Here no engine runs that could be started with these sizes.")]
     same = "the same text" if ran.same_text else "other text"
@@ -219,11 +221,10 @@ def claims() -> Card:
         tag = tags.get(finding.verdict, UNTESTED) if finding.recorded else (
             "computed here" if finding.verdict in tags else UNTESTED
         )  # fmt: skip
-        wide = {"claim": 190, "theirs": 70, "recorded": 220, "simulated": 190, "verdict": 220}
+        wide = {"claim": 130, "theirs": 50, "recorded": 160, "simulated": 150, "verdict": 190}
         cells = [escape(text).replace("\n", "<br>") for text in row]
         cells[-1] = f"<b>{cells[-1]}</b> ({tag})<br>{escape(finding.why)}"
-        lines.append({key: f'<div style="white-space:normal;min-width:{wide[key]}px">{cell}</div>'
-                      for key, cell in zip(keys, cells, strict=True)})  # fmt: skip
+        lines.append({key: _wrapped(cell, wide[key]) for key, cell in zip(keys, cells, strict=True)})
     said = claims_summary(found)
     more = (
         f"Beside these, three on the switches: `--enforce-eager=false` and `level: 3` are no arguments of vLLM 0.33 "
@@ -247,14 +248,18 @@ def self_check() -> Card:
         where = [one for one in found if one.number in item.chapters]
         lines.append({
             "key": f"<b>{item.key}</b>",
-            "text": f'<div style="white-space:normal;min-width:260px">I can {escape(item.text)}</div>',
+            "text": _wrapped(f"I can {escape(item.text)}", 230),
             "status": escape(SIGNS[word]),
-            "exercises": escape(", ".join(f"{e.id} {_sign(w)}" for e, w in zip(mine, words, strict=True)) or "–"),
-            "where": "<br>".join(_link(chapter) for chapter in where) or "–",
+            "exercises": _wrapped(", ".join(f"{e.id} {_sign(w)}" for e, w in zip(mine, words, strict=True)), 130),
+            "where": _wrapped("<br>".join(_link(chapter) for chapter in where), 200),
         })  # fmt: skip
     head = [("key", ""), ("text", "item"), ("status", "status"), ("exercises", "exercises"), ("where", "chapter")]
     said = f"{passed} of {len(ITEMS)} items have passed."
     return Card("self-check: 13 items", paragraph(said) + ui.table("Self-check", head, lines))
+
+
+def _wrapped(html: str, width: int) -> str:
+    return f'<div style="white-space:normal;min-width:{width}px">{html or "–"}</div>'
 
 
 def _word(words: Sequence[str]) -> str:

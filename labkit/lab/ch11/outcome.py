@@ -11,7 +11,7 @@ from labkit.measure.provenance import Provenance
 from labkit.measure.stats import Measurement
 
 #: Points of the amortisation curve.
-REQUESTS = tuple(round(10 ** (i / 8)) for i in range(49))
+REQUESTS = tuple(sorted({round(10 ** (i / 8)) for i in range(33)}))
 COLUMNS = [
     ("way", "configuration"), ("startup_s", "start-up, s"), ("mib", "graphs, MiB"), ("step_ms", "step, ms"),
     ("looks", "places to look"), ("mode", "step ran in"),

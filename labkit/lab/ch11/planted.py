@@ -1,7 +1,7 @@
 """The switchboard over the running engine: a bug is planted, text is written with and without it, and it is gone.
 
 Every bug sits where the engine itself calls, and acts only on the path that a switch takes away. Refuses to leave
-anything behind: names are bound for the length of a run, and the engine's settings are put back.
+anything behind: names are bound for the length of a run, and the settings of somebody else's engine are put back.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ NUM_TOKENS = 6
 TOLERANCE = 1e-4
 TINY = "tiny-llama"
 BLOCK, BUDGET, WIDE = 4, 18, 128
+#: What others who drive the same engine afterwards should set anew.
+PLAIN = {"block_size": None, "sdpa_kernel": "auto", "enable_prefix_caching": True, "cudagraph_capture_sizes": None}
 
 
 class EngineSwitches:
@@ -50,7 +52,7 @@ class EngineSwitches:
 
     def __init__(self, gpu: str, room: EngineRoom | None = None) -> None:
         self.gpu, self.label = gpu, f"the engine on {gpu or 'this CPU'}"
-        self._room = room
+        self._room, self._own = room, False
         #: What the engine alone writes, by its settings: it writes the same every time.
         self._alone: dict[tuple[Any, ...], _Written] = {}
 
@@ -63,8 +65,8 @@ class EngineSwitches:
             Choice("model", "Model", models, models[-1][1] if self.gpu else TINY, help="What writes."),
             Choice("level", "Graphs", [("as it is served", "served"), ("--enforce-eager", "eager")],
                    help="Eager replays nothing."),
-            Choice("kernel", "Kernel of TORCH_SDPA", [("auto", "auto"), ("math", "math")],
-                   help="math is the plain way that torch has for every machine."),
+            Choice("kernel", "Inner kernel", [("auto", "auto"), ("math", "math")],
+                   help="Of TORCH_SDPA: math is the plain way that torch has for every machine."),
             Toggle("plain_prefix", "no prefix caching", help="Every block is computed, none is found."),
             Toggle("whole_prompts", "prompts in one go", help="A token budget that no prompt is cut by."),
         ]  # fmt: skip
@@ -88,7 +90,9 @@ class EngineSwitches:
         }  # fmt: skip
         context.stage(f"loading {model}", 0, 0)
         known = room.llm.engine.asked if room.llm is not None and room.model == model else None
-        before = {name: getattr(known, name) for name in wanted} if known is not None else {}
+        if room.llm is None or room.model != model:
+            self._own = True  # nobody else's settings are in it
+        before = {} if self._own or known is None else {name: getattr(known, name) for name in wanted}
         llm = room.prepare(model, lambda *args: None, **wanted)
         key = (model, *(values[name] for name in EFFECTS))
         try:
@@ -106,9 +110,9 @@ class EngineSwitches:
         wrong = right.token_ids != got.token_ids or max(difference) > TOLERANCE
         made = collect("LIVE", "panel 11", order="alone, then with the bug", n=len(difference),
                        device="auto" if self.gpu else "cpu")  # fmt: skip
-        notes = [f"{model} alone: “…{right.text}”"]
+        notes = [f"{model} alone: “…{_printable(right.text)}”"]
         if right.text != got.text:
-            notes.append(f"With the bug: “…{got.text}”")
+            notes.append(f"With the bug: “…{_printable(got.text)}”")
         elif wrong:
             notes.append("The text is the same, and the log-probabilities of its tokens are not: a bug may hide so.")
         return test_outcome(case, off, PARTS, difference, wrong, made,
@@ -138,6 +142,11 @@ def _write(llm: Any, context: Context, stage: str) -> _Written:
         tuple(token for out in outs for token in out.token_ids),
         tuple(float(one.logprob) for out in outs for one in out.logprobs), outs[-1].text,
     )  # fmt: skip
+
+
+def _printable(text: str) -> str:
+    """Without what no page can show; a tiny model writes much of it."""
+    return "".join(c if c.isprintable() and c != "\ufffd" else "·" for c in text)
 
 
 def _forget(llm: Any) -> None:

@@ -47,14 +47,14 @@ class SimulatedBill:
                        help="Warm: an earlier start left the compiled code on disk."),
             ]  # fmt: skip
             if values.get("cache", "cold") == "cold":
-                found.append(Number("compile_s", "Compile one kind of piece", 1, 60, 10, unit="s",
-                                    help="There are three kinds, whatever the number of layers."))  # fmt: skip
+                found.append(Number("compile_s", "Compile a kind", 1, 60, 10, unit="s",
+                                    help="Of pieces: there are three, however many layers."))  # fmt: skip
         if way.mode is not CUDAGraphMode.NONE:
             found += [
-                Number("largest", "Largest size", 1, 512, 256, points=(1, 8, 32, 64, 128, 256, 512),
+                Number("up_to", "Largest size", 1, 512, 256, points=(1, 8, 32, 64, 128, 256, 512),
                        help="The default list of capture sizes, up to this one."),
-                Number("capture_ms", "Capture one graph", 1, 200, 10, unit="ms", help="Recording it, once."),
-                Number("graph_mib", "Memory of one graph", 0.0, 20.0, 0.5, step=0.1, unit="MiB",
+                Number("capture_ms", "Capture a graph", 1, 200, 10, unit="ms", help="Recording it, once."),
+                Number("graph_mib", "Graph's memory", 0.0, 20.0, 0.5, step=0.1, unit="MiB",
                        help="What stays for each recorded graph."),
             ]  # fmt: skip
         return found
@@ -65,7 +65,7 @@ class SimulatedBill:
     def explain(self, values: Mapping[str, Any]) -> Sequence[str]:
         way = find(values["way"])
         said = [f"{way.label} asks for {way.said}."]
-        if "largest" in values:
+        if "up_to" in values:
             sizes = _sizes(values)
             graphs = num_graphs(way.mode, sizes, SHAPES[values["model"]].num_layers, max(sizes))
             said.append(f"{len(sizes)} sizes make {graphs:,} graphs to capture.")
@@ -105,7 +105,7 @@ class SimulatedBill:
 
 
 def _sizes(values: Mapping[str, Any]) -> tuple[int, ...]:
-    return tuple(default_capture_sizes(256, 8192, max_size=int(values["largest"])))
+    return tuple(default_capture_sizes(256, 8192, max_size=int(values["up_to"])))
 
 
 def _host(mode: str) -> str:
