@@ -28,12 +28,14 @@ WAYS = {
 }  # fmt: skip
 #: Places of the tree: (x, y, text).
 _QUESTIONS = (
-    (0.0, 1.0, "Does every request<br>decode?"), (1.0, 1.45, "a decode graph for<br>so many tokens?"),
-    (2.0, 0.75, "a graph for mixed batches<br>with so many tokens?"),
+    (0.0, 1.05, "Does every request<br>decode?"), (1.0, 1.5, "a decode graph for<br>so many tokens?"),
+    (2.1, 0.65, "a graph for mixed batches<br>with so many tokens?"),
 )  # fmt: skip
 _LINES = (
     (0, 1, "yes"), (0, 2, "no"), (1, 2, "no"), (1, (3.1, 1.55), "yes"), (2, (3.1, 0.95), "yes"), (2, (3.1, 0.35), "no"),
 )  # fmt: skip
+#: Half the width of each question's box.
+_HALF = (0.32, 0.32, 0.42)
 _LEAVES = ((3.1, 1.55), (3.1, 0.95), (3.1, 0.35))
 
 
@@ -57,8 +59,9 @@ def tape_figure(tape: Tape | None) -> go.Figure:
     _pieces(figure, tape)
     _steps(figure, tape)
     _tree(figure, tape)
+    became = "" if tape.data["mode"] in tape.data["title"].split(", ") else f" → {tape.data['mode']}"
     figure.update_layout(
-        title={"text": f"{tape.data['title']} → {tape.data['mode']} · {tape.kind}", "font": {"size": 14}, "x": 0,
+        title={"text": f"{tape.data['title']}{became} · {tape.kind}", "font": {"size": 14}, "x": 0,
                "xref": "paper", "y": 0.985, "yanchor": "top"},
         xaxis2={"categoryorder": "array", "categoryarray": list(tape.data["labels"])},
     )  # fmt: skip
@@ -109,12 +112,16 @@ def _tree(figure: go.Figure, tape: Tape) -> None:
     for start, end, word in _LINES:
         x0, y0 = _QUESTIONS[start][:2]
         x1, y1 = _QUESTIONS[end][:2] if isinstance(end, int) else end
+        x0, x1 = (
+            x0 + _HALF[start],
+            x1 - (_HALF[end] if isinstance(end, int) else 0.06),
+        )  # from the edge of one box to the next
         used = asked[start] and (isinstance(end, int) or counts[_LEAVES.index(end)])
         figure.add_trace(go.Scatter(
             x=[x0, x1], y=[y0, y1], mode="lines", xaxis="x3", yaxis="y3", hoverinfo="skip", showlegend=False,
             line={"color": palette.NEUTRAL, "width": 3 if used else 1, "dash": "solid" if used else "dot"},
         ))  # fmt: skip
-        figure.add_annotation(text=word, x=x0 + 0.56 * (x1 - x0), y=y0 + 0.56 * (y1 - y0), xref="x3", yref="y3",
+        figure.add_annotation(text=word, x=x0 + 0.5 * (x1 - x0), y=y0 + 0.5 * (y1 - y0), xref="x3", yref="y3",
                               showarrow=False, yshift=9, font={"size": 11})  # fmt: skip
     for x, y, text in _QUESTIONS:
         figure.add_annotation(text=text, x=x, y=y, xref="x3", yref="y3", showarrow=False, font={"size": 12},

@@ -252,6 +252,7 @@ def test_the_share_of_a_full_graph_s_gain(worker):
         assert "PIECEWISE was not recorded for this step." in recorded.summary
     one = ran(shown, source="SIMULATED", model="smollm2-135m", batch=1)
     other = ran(shown, model="llama-3.1-8b")
+    assert not one.notes and "More than 100 %" in other.notes[0] and other.values["share"] > 100
     assert 0 < one.values["share"] < 100 and one.values["share"] != other.values["share"]
     assert "of FULL's gain" in panel.cost_changed(other, one) and not panel.cost_changed(one, recorded)
 

@@ -113,7 +113,7 @@ def cost_changed(new: Run, old: Run) -> str:
     a, b = old.values["share"], new.values["share"]
     if (new.kind, new.source) != (old.kind, old.source) or a is None or b is None or abs(a - b) < 1:
         return ""
-    return f"PIECEWISE had {a:.0f} % of FULL's gain, has {b:.0f} % now: attention's launches stay outside its graphs."
+    return f"PIECEWISE had {a:.0f} % of FULL's gain and has {b:.0f} % now: it is no constant."
 
 
 def _told(runs: Sequence[Run]) -> tuple[int, int, str] | None:

@@ -58,7 +58,7 @@ class RulesSource:
             Choice("cut", "The pass is", [(words, cut) for cut, words in rules.CUT_WORDS.items()], "compile",
                    help="What PIECEWISE graphs are made of."),
             Number("layers", "Layers", 1, 80, 32, help="Each has one attention."),
-            Number("largest", "Largest capture size", 8, 1024, 512, points=(8, 16, 32, 64, 128, 256, 512, 1024),
+            Number("largest", "Largest size", 8, 1024, 512, points=(8, 16, 32, 64, 128, 256, 512, 1024),
                    unit="tokens", help="Above it a step runs eagerly."),
             *_stream_controls(values, STREAMS, MAX_SEQS, MAX_TOKENS),
         ]  # fmt: skip
@@ -102,7 +102,7 @@ class EngineSource:
         return [
             Choice("mode", "Graph mode", [(m.name, m.name) for m in Mode], "FULL_AND_PIECEWISE",
                    help="cudagraph_mode that is asked for; the backend's tier decides what is left of it."),
-            Number("top", "Largest capture size", 4, SMALL_TOKENS, SMALL_LARGEST, points=(4, 8, 16, 32, 64),
+            Number("top", "Largest size", 4, SMALL_TOKENS, SMALL_LARGEST, points=(4, 8, 16, 32, 64),
                    unit="tokens", help="Above it a step runs eagerly."),
             *_stream_controls(values, SMALL_STREAMS, SMALL_SEQS, SMALL_TOKENS, "typed_here"),
         ]  # fmt: skip
@@ -133,7 +133,7 @@ class EngineSource:
             context.stage(f"running {batch}", number, len(batches))
             reports.append(one_step(llm, batch))
         same = [(r.mode, r.size) == (s.way, s.size) for r, s in zip(reports, found.steps, strict=True)]
-        title = f"{MODEL}, {values['mode']}, {taken.selected} (tier {tier.name})"
+        title = f"{MODEL}, {values['mode']}, {taken.selected}"
         made = collect("LIVE", "panel 10", order="as the stream", n=1, device="auto" if self.gpu else "cpu")
         ran = [f"{rules.WORD[r.mode]}·{r.size}" for r in reports]
         agree = f"The engine ran {sum(same)} of {len(same)} steps as the rules say."
@@ -184,7 +184,7 @@ def one_step(llm: Any, batch: Batch) -> StepReport:
 def _stream_controls(
     values: Mapping[str, Any], streams: Mapping[str, str], max_seqs: int, max_tokens: int, typed: str = "typed"
 ) -> list[Control]:
-    chosen = Choice("stream", "Stream of batches", [*((name, name) for name in streams), (OWN, OWN)],
+    chosen = Choice("stream", "Stream", [*((name, name) for name in streams), (OWN, OWN)],
                     help="Every batch is one step.")  # fmt: skip
     if values.get("stream") != OWN:
         return [chosen]
@@ -227,7 +227,8 @@ def _tape_said(found: rules.Answer) -> str:
     missed = sum("above the largest" in step.why for step in found.steps)
     if missed:
         parts[-1] += f" ({missed} {'is' if missed == 1 else 'are'} above the largest size, {max(found.sizes)})"
-    return f"In mode {found.mode.name}: {'; '.join(parts)}. That is {total:,} launches for {len(found.steps)} steps."
+    said = f"In mode {found.mode.name}: {'; '.join(parts)}."
+    return f"{said} On a GPU that is {total:,} launches for {len(found.steps)} steps."
 
 
 def _trail(trail: Sequence[str]) -> list[str]:
