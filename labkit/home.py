@@ -10,7 +10,7 @@ VARIABLE = "LABKIT_HOME"
 
 
 def home() -> Path:
-    """LABKIT_HOME, else the platform's folder for a user's data (XDG_DATA_HOME, or ~/.local/share) with `labkit` in it."""
+    """LABKIT_HOME, else `labkit` in the folder for a user's data: XDG_DATA_HOME, or ~/.local/share."""
     named = os.environ.get(VARIABLE)
     if named:
         return Path(named).expanduser()

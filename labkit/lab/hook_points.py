@@ -80,10 +80,10 @@ HOOKS: dict[str, Hook] = {
         ),
         Hook(
             "replay",
-            "replay(graph, inputs) -> list of results; graph has input, output and launch(), inputs is a list of arrays",
+            "replay(graph, inputs) -> list of results; graph has input, output and launch(), inputs: arrays",
             EACH_STEP,
-            "Whenever a FULL graph is to run, with one input: the token ids of the step. The engine's buffers hold what "
-            "they held before, and are shown as numpy arrays; a graph of decodes alone or of mixed batches.",
+            "Whenever a FULL graph is to run, with one input: the token ids of the step. The engine's buffers hold "
+            "what they held before, and are shown as numpy arrays; a graph of decodes alone or of mixed batches.",
             own_replay,
             install_replay,
         ),

@@ -69,7 +69,8 @@ def _runs_as(n: int, sizes: Sequence[int]) -> str:
 def _best(traffic: Mapping[int, int], largest: int) -> tuple[list[int], list[float]]:
     """The best lists' padding in %, by number of sizes; nothing where all of the traffic is above the largest."""
     pairs = tuple(traffic.items())
-    ks, waste = [], []
+    ks: list[int] = []
+    waste: list[float] = []
     for k in KS:
         try:
             found = advised(pairs, k, largest)

@@ -52,9 +52,9 @@ class RecordedSizes:
 
     def controls(self, values: Mapping[str, Any]) -> Sequence[Control]:
         models = list(dict.fromkeys(model for model, _ in self._steps))
-        model = values.get("model") if values.get("model") in models else models[0]
+        model = next((name for name in models if name == values.get("model")), models[0])
         backends = [backend for of, backend in self._steps if of == model]
-        backend = values.get("backend") if values.get("backend") in backends else backends[0]
+        backend = next((name for name in backends if name == values.get("backend")), backends[0])
         sizes = self.recorded(model, backend)
         options = [(f"all {len(sizes)} recorded", DEFAULT), ("powers of two", POWERS), ("the advisor's", ADVICE),
                    ("typed", CUSTOM)]  # fmt: skip
