@@ -57,7 +57,7 @@ _WORDS: tuple[tuple[int, str, str], ...] = (
     (3, "key", "The vector of one token that a query is compared with."),
     (3, "value", "The vector of one token that is added up, times its weight."),
     (3, "score", "The product of a query and a key, scaled: how much of this token's value comes into the result."),
-    (3, "head", "One of several attentions that a layer does side by side, each with its own queries, keys and values."),
+    (3, "head", "One of several attentions that a layer does side by side, with queries, keys and values of its own."),
     (3, "naive attention", "Attention that stores the whole matrix of scores."),
     (3, "tiled attention", "Attention that computes a tile of scores at a time and stores none of them."),
     (4, "prefill", "Computing the tokens of a prompt: many query rows for one request."),
