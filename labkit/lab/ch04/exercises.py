@@ -27,7 +27,7 @@ def combine(outs: Array, lses: Array) -> tuple[Array, Array]:
     safe = np.where(np.isneginf(top), 0.0, top)
     weights = np.exp(lses - safe)
     total = weights.sum(0)
-    read = np.where(np.isneginf(lses)[..., None], 0.0, outs)
+    read = np.where(np.equal(lses[..., None], -np.inf), 0.0, outs)
     out = (read * weights[..., None]).sum(0) / np.where(total > 0, total, 1.0)[..., None]
     with np.errstate(divide="ignore"):
         return out, safe + np.log(total)
@@ -79,7 +79,7 @@ def _overflows(outs: Array, lses: Array) -> tuple[Array, Array]:
     with np.errstate(all="ignore"):
         weights = np.exp(lses)
         total = weights.sum(0)
-        read = np.where(np.isneginf(lses)[..., None], 0.0, outs)
+        read = np.where(np.equal(lses[..., None], -np.inf), 0.0, outs)
         return (read * weights[..., None]).sum(0) / np.where(total > 0, total, 1.0)[..., None], np.log(total)
 
 

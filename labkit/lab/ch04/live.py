@@ -143,7 +143,8 @@ class SplitProof:
         with torch.inference_mode():
             q, k, v = _tensors(batch, kv_heads, kv_len)
             whole = split_attention(q, k, v, 1)
-            points, differences, samples = [], [], ()
+            points, differences = [], []
+            samples: tuple[float, ...] = ()
             for done, splits in enumerate(SPLITS):
                 context.check()
                 context.stage(f"measuring {splits} splits", done, len(SPLITS))

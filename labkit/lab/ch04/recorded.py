@@ -64,7 +64,9 @@ class RecordedSplits:
         asked = min(graphs, key=lambda r: (abs(r.num_splits_asked - values["num_splits"]), r.num_splits_asked))
         points = [(n, ran[n].p50_us) for n in sorted(ran)]
         chip = chip_of(self._made.gpu)
-        programs, sms, per_sm = None, None, ()
+        programs: int | None = None
+        sms: int | None = None
+        per_sm: tuple[int, ...] = ()
         if chip is not None and asked.backend == "TRITON_ATTN":
             call = Call(1, asked.context, asked.batch, asked.num_heads, asked.num_kv_heads, asked.head_size)
             made = simulate(call, chip, asked.num_splits)
