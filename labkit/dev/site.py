@@ -143,7 +143,9 @@ def _readable(cell: Any) -> Any:
         for output in cell.outputs:
             data = output.get("data", {})
             if "text/html" in data:
-                output["data"] = {"text/html": data["text/html"]}
+                # Sphinx turns links in text to notebooks into links to pages, and leaves output alone.
+                page = re.sub(r'(href=["\'])(\d\d_\w+)\.ipynb', r"\1\2.html", data["text/html"])
+                output["data"] = {"text/html": page}
     return cell
 
 

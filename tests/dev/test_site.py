@@ -116,6 +116,16 @@ def test_the_link_check(tmp_path: pathlib.Path, body: str, said: str):
     assert (said in found[0] and len(found) == 1) if said else found == []
 
 
+def test_a_link_in_a_card_leads_to_the_page_and_warnings_are_left_out():
+    import nbformat
+
+    card = nbformat.v4.new_output("display_data", {"text/html": '<a href="07_x.ipynb#a">x</a>', "text/plain": "x"})
+    warned = nbformat.v4.new_output("stream", name="stderr", text="a warning")
+    cell = nbformat.v4.new_code_cell("x", outputs=[warned, card])
+    (kept,) = site._readable(cell).outputs
+    assert kept["data"] == {"text/html": '<a href="07_x.html#a">x</a>'}
+
+
 # --- two chapters ----------------------------------------------------------------------------------------------------
 
 
