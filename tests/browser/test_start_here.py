@@ -78,7 +78,9 @@ def press(lab: Notebook, name: str) -> None:
 
 def wait_for_status(lab: Notebook, pattern: str) -> None:
     lab.page.wait_for_function(
-        "pattern => new RegExp(pattern).test(document.querySelector('.labkit [role=status]').textContent)", arg=pattern
+        "pattern => new RegExp(pattern).test("
+        "document.querySelector('.labkit:has(.js-plotly-plot) [role=status]').textContent)",
+        arg=pattern,
     )
 
 

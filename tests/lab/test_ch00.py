@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from labkit.lab import ch00, progress
+from labkit.lab.chapter import chapters
 from labkit.lab.prove import prove
 
 
@@ -45,5 +46,32 @@ def test_its_card():
 
 def test_its_panel_asks_first():
     panel = ch00.panel(redraw=True)
-    assert panel.gate is not None if hasattr(panel, "gate") else panel
-    assert ch00.predict.right_answer(()) == "one" and ch00.predict.id in ch00.chapter.predictions
+    assert panel.gate.gate is ch00.predict and panel.gate.state == "asking"
+    assert ch00.panel(redraw=True, ask=False).gate is None and ch00.predict.id in ch00.chapter.predictions
+
+
+def test_the_question_is_answered_by_a_graph_with_counted_launches():
+    panel = ch00.panel(redraw=True)
+    panel.predict("all")
+    panel.source.value = next(i for i, s in enumerate(panel.sources) if s.kind == "RECORDED")
+    panel.mode.value = "NONE"
+    panel.run(wait=True, timeout=60)
+    assert "Another run tells" in panel.gate.said.value
+    panel.mode.value = "FULL"
+    panel.run(wait=True, timeout=60)
+    eager, full = panel.rows
+    said = panel.gate.said.value
+    assert "It came out otherwise" in said and f"Run 1 has {eager.launches} launches" in said
+    assert f"run 2 has {full.launches}, of which 1 is the graph" in said
+
+
+def test_the_map_of_the_course():
+    card = ch00.course_map()
+    assert repr(card) == f"course: {len(chapters())} chapters"
+    for chapter in chapters():
+        assert f'href="{chapter.notebook}"' in card.html
+    assert "not opened yet" in card.html
+    ch00.card()
+    assert "0 of 1 passed" in ch00.course_map().html
+    ch00.check_padding_rows(ch00.chapter.exercises[0].solution)
+    assert "1 of 1 passed" in ch00.course_map().html

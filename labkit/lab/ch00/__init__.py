@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from labkit.lab.cards import Card
+from labkit.lab.ch00.course_map import course_map
 from labkit.lab.ch00.exercises import EXERCISES, PADDING_ROWS
 from labkit.lab.ch00.panel import panel, predict
 from labkit.lab.ch00.quizzes import RECAP
@@ -10,7 +12,9 @@ from labkit.lab.exercises import CheckCard, check
 from labkit.lab.quiz import QuizCard
 from labkit.lab.task import TaskCard
 
-__all__ = ["chapter", "check_padding_rows", "panel", "predict", "recap", "task_padding_rows"]
+__all__ = [
+    "card", "chapter", "check_padding_rows", "course_map", "panel", "predict", "recap", "task_padding_rows",
+]  # fmt: skip
 
 chapter = Chapter(
     number=0,
@@ -31,6 +35,11 @@ chapter = Chapter(
     quizzes=(RECAP,),
     predictions=(predict.id,),
 )
+
+
+def card() -> Card:
+    """The goal card."""
+    return chapter.card()
 
 
 def task_padding_rows() -> TaskCard:
