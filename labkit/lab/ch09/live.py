@@ -69,7 +69,9 @@ class LiveForms:
             return ["The forms take turns, so that a drift of the machine meets all of them."]
         return [
             "Graphs are emulated on a CPU: the same buffers and the same padding, and nothing saved. The compiled code "
-            "is real: Inductor writes C++ here. There is no launch to save, so what you see is fusion alone."
+            "is real: Inductor writes C++ here. There is no launch to save, so what you see is fusion alone.",
+            "The graph form may even be slower: TORCH_SDPA then gathers the longest context that is allowed, as a graph "
+            "on a GPU would have to.",
         ]
 
     def run(self, values: Mapping[str, Any], context: Context) -> Outcome:
