@@ -70,8 +70,8 @@ class LiveForms:
         return [
             "Graphs are emulated on a CPU: the same buffers and the same padding, and nothing saved. The compiled code "
             "is real: Inductor writes C++ here. There is no launch to save, so what you see is fusion alone.",
-            "The graph form may even be slower: TORCH_SDPA then gathers the longest context that is allowed, as a graph "
-            "on a GPU would have to.",
+            "The graph form may even be slower: TORCH_SDPA then gathers the longest context that is allowed, as it "
+            "does in a graph on a GPU.",
         ]
 
     def run(self, values: Mapping[str, Any], context: Context) -> Outcome:
