@@ -56,7 +56,8 @@ class PackingSource:
         row = {**columns(shares), "waste": waste, "unified_us": None, "split_us": None, "padded_us": None,
                "verdict": None}  # fmt: skip
         made = simulated(RULES, budget=values["budget"], block_size=values["block_size"])
-        return Outcome(data, row, summary(shares, left, waste), made, None, notes(shares))
+        return Outcome(data, row, summary(shares, left, waste, values["block_size"]), made, None,
+                       notes(shares))  # fmt: skip
 
 
 def ways(shares: Sequence[Share]) -> list[str]:
@@ -74,7 +75,7 @@ def columns(shares: Sequence[Share]) -> dict[str, Any]:
     return {"num_tokens": sum(s.tokens for s in shares), "decodes": decodes, "chunks": len(shares) - decodes}
 
 
-def summary(shares: Sequence[Share], left: Sequence[str], waste: float) -> str:
+def summary(shares: Sequence[Share], left: Sequence[str], waste: float, block_size: int) -> str:
     """The step in a sentence, and why padding it would be a waste or not."""
     sizes = ", ".join(f"{s.name}: {s.tokens}" for s in shares)
     rest = [f"{s.waits:,} tokens of {s.name}" for s in shares if s.waits] + [f"{name} entirely" for name in left]
@@ -85,9 +86,10 @@ def summary(shares: Sequence[Share], left: Sequence[str], waste: float) -> str:
         if len(shares) > 1 and waste >= 1
         else "as there is next to nothing to pad"
     )
-    total = sum(s.tokens for s in shares)
+    total, pages = sum(s.tokens for s in shares), sum(len(s.blocks) for s in shares)
     return (
-        f"One step of {total:,} token{'s' * (total != 1)} ({sizes}).{waits} Packed, none is padding; as a rectangle "
+        f"One step of {total:,} token{'s' * (total != 1)} ({sizes}), with KV in {pages} page{'s' * (pages != 1)} of "
+        f"{block_size}.{waits} Packed, none is padding; as a rectangle "
         f"{waste:.0f} % of the scores would be computed for nothing, {why}."
     )
 
