@@ -14,6 +14,7 @@ import plotly.graph_objects as go
 from labkit.figures import palette
 from labkit.figures.points import drawn
 from labkit.figures.timeline import LANE, timeline_figure
+from labkit.figures.waits import PLAIN_ROLES
 from labkit.measure.spans import StepTimeline
 
 #: Host phases of a step in the order they run, several under one word: name → (colour, pattern, words).
@@ -26,6 +27,8 @@ PHASES = {
 #: Pixels: of a bar, between the two plots, of the curve.
 BAR, BETWEEN, CURVE = 46, 92, 190
 WAYS = ("eager", "graph")
+#: The share of the time axis that a letter takes.
+ROOM = 0.03
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +39,7 @@ class Pair:
     wall_us: when each step ends. In the run, "finish_eager" and "finish_graph" hold [wall, wall].
     steps, saved_ms: the curve; capture_ms: what it has to reach, None where nobody measured it.
     break_even: steps after which it does; None where it never comes to that, or is not known.
+    plain: timelines of a queue of equal kernels, with roles as in `labkit.figures.waits.PLAIN_ROLES`.
     """
 
     number: int
@@ -48,6 +52,7 @@ class Pair:
     break_even: int | None = None
     timelines: Sequence[StepTimeline] = ()
     phases: Mapping[str, Sequence[float]] = dataclasses.field(default_factory=dict)
+    plain: bool = False
 
 
 def pair_figure(pair: Pair | None) -> go.Figure:
@@ -56,7 +61,14 @@ def pair_figure(pair: Pair | None) -> go.Figure:
         return _place(go.Figure(layout=_layout()), "", 2 * BAR, 0)
     if pair.timelines:
         figure = timeline_figure(pair.timelines, pair.kind)
+        longest = figure.layout.xaxis.range[1]
         for trace in figure.data:
+            role = list(trace.meta or [])[1:2]
+            if trace.type == "bar" and trace.text is not None:  # beside the curve there is less room than alone
+                room = zip(trace.text, trace.x, strict=True)
+                trace.text = [text if us >= ROOM * len(text) * longest else "" for text, us in room]
+            if pair.plain and role and role[0] in PLAIN_ROLES:
+                trace.name = PLAIN_ROLES[role[0]]
             if list(trace.meta or [])[:1] == ["finish"]:
                 trace.meta = drawn(pair.number, x=f"finish_{WAYS[int(trace.meta[1])]}")
         above = 2 * LANE * len(pair.timelines)

@@ -107,6 +107,10 @@ def sizes_figure(
 
 def _layout(stairs: Stairs | None) -> dict[str, Any]:
     inner = STAIRS + BETWEEN + CURVE
+    # As far as the traffic goes: the rest of a long list would press it into a corner. It is there to be scrolled to.
+    last = 1.25 * max(stairs.step_tokens) if stairs else 1.0
+    pairs = zip(stairs.tokens, stairs.runs_as, strict=True) if stairs else ()
+    highest = max((size or n for n, size in pairs if n <= last), default=1)
     axis = {"zeroline": False, "linecolor": palette.NEUTRAL, "tickfont": {"size": 11}, "automargin": True,
             "showline": True, "gridcolor": palette.GRID, "rangemode": "tozero"}  # fmt: skip
     top = [(CURVE + BETWEEN) / inner, 1.0]
@@ -116,8 +120,9 @@ def _layout(stairs: Stairs | None) -> dict[str, Any]:
         "margin": {"l": 64, "r": 64, "t": 44, "b": 96}, "bargap": 0,
         "title": {"text": f"{stairs.title} · {stairs.kind}" if stairs else "", "font": {"size": 14}, "x": 0.01,
                   "xref": "container"},
-        "xaxis": {**axis, "anchor": "y", "title": {"text": "tokens in a step", "standoff": 6}},
-        "yaxis": {**axis, "domain": top, "title": {"text": "tokens that run", "standoff": 8}},
+        "xaxis": {**axis, "anchor": "y", "title": {"text": "tokens in a step", "standoff": 6}, "range": [0, last]},
+        "yaxis": {**axis, "domain": top, "title": {"text": "tokens that run", "standoff": 8},
+                  "range": [0, 1.06 * highest]},
         "yaxis3": {**axis, "overlaying": "y", "side": "right", "showgrid": False, "anchor": "x",
                    "title": {"text": "steps", "standoff": 6}},
         "xaxis2": {**axis, "anchor": "y2", "title": {"text": "number of sizes, and so of graphs", "standoff": 6}},

@@ -5,7 +5,8 @@ Refuses to know how a source gets its numbers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
@@ -19,7 +20,7 @@ from labkit.lab.gate import Gate
 from labkit.lab.machine import engine_missing, gpu_name
 from labkit.lab.panel import Panel
 from labkit.lab.runs import Run, Source
-from labkit.measure.spans import StepTimeline
+from labkit.measure.spans import Span, StepTimeline
 
 PHASES = ("before", "launch", "wait", "after")
 #: Runs of the second panel that are drawn together.
@@ -117,9 +118,26 @@ def figure(runs: Sequence[Run], pinned: Sequence[Run]) -> go.Figure:
     return pair_figure(Pair(
         run.number, run.kind, f"Run {run.number}: {run.values['what']}", tuple(data["walls_us"]), data["steps"],
         data["saved_ms"], run.values["capture_ms"], run.values["break_even"],
-        [StepTimeline.from_dict(one) for one in data.get("timelines", ())],
+        _timelines(run),
         {name: data[f"{name}_us"] for name in PHASES if f"{name}_us" in data},
+        plain=run.source == QueuePair.label,
     ))  # fmt: skip
+
+
+def _timelines(run: Run) -> list[StepTimeline]:
+    """Both steps; of a queue with one role for launches and one for kernels, and without the wait at the end."""
+    found = [StepTimeline.from_dict(one) for one in run.data.get("timelines", ())]
+    if run.source != QueuePair.label:
+        return found
+    return [dataclasses.replace(one, spans=tuple(_plain(one.spans))) for one in found]
+
+
+def _plain(spans: Sequence[Span]) -> Iterator[Span]:
+    for span in spans:
+        if span.lane == "host" and span.role == "gemm":
+            yield dataclasses.replace(span, role="other")
+        elif span.name != "synchronize":
+            yield span
 
 
 def changed(new: Run, old: Run) -> str:

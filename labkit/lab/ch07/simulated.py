@@ -22,7 +22,7 @@ MODELS = ("smollm2-135m", "qwen3-0.6b", "llama-3.2-1b", "llama-3.1-8b")
 
 
 def _capture_control() -> Number:
-    return Number("capture_ms", "What capturing takes", 1, 5000, 100, unit="ms",
+    return Number("capture_ms", "Capture", 1, 5000, 100, unit="ms",
                   help="Paid once, before the first step. A “what if”: nothing here is measured.")  # fmt: skip
 
 
@@ -33,10 +33,10 @@ class QueuePair:
 
     def controls(self, values: Mapping[str, Any]) -> Sequence[Control]:
         return [
-            Number("kernels", "Kernels per step", 1, 400, 8, help="How many kernels one step has, all alike."),
-            Number("kernel_us", "GPU time of a kernel", 0.5, 200.0, 3.0, step=0.5, unit="µs",
+            Number("kernels", "Kernels", 1, 400, 8, help="How many kernels one step has, all alike."),
+            Number("kernel_us", "Kernel, GPU", 0.5, 200.0, 3.0, step=0.5, unit="µs",
                    help="How long the GPU runs one kernel."),
-            Number("launch_us", "Host time of a launch", 0.5, 50.0, 6.0, step=0.5, unit="µs",
+            Number("launch_us", "Launch, host", 0.5, 50.0, 6.0, step=0.5, unit="µs",
                    help="How long the host needs to start one kernel."),
             _capture_control(),
         ]  # fmt: skip
