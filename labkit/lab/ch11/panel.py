@@ -123,7 +123,8 @@ def changed(new: Run, old: Run) -> str:
     extra = dear.values["startup_s"] - cheap.values["startup_s"]
     requests = _paid(cheap, dear)
     if requests is None:
-        return f"{dear.values['way']} starts {extra:,.3g} s later and its steps are no faster: it never pays."
+        late = f"{dear.values['way']} starts {extra:,.3g} s later"
+        return f"{late} and its decode steps are no faster: for decodes it never pays."
     said = f"{requests:,} request{'s' * (requests != 1)} of {dear.values['tokens']} tokens"
     return f"{dear.values['way']} starts {extra:,.3g} s later, which {said} earn back."
 
