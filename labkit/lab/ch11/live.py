@@ -194,13 +194,13 @@ class LiveBill:
 
 
 def _num_calls(llm: Any, batch: int) -> int:
-    """Operators of torch that one step calls."""
-    from torch.utils._python_dispatch import TorchDispatchMode
+    """Calls of torch that the engine's Python makes in one step."""
+    from torch.overrides import TorchFunctionMode  # a dispatch mode would count the same, and load the compiler
 
-    class Counter(TorchDispatchMode):
+    class Counter(TorchFunctionMode):
         count = 0
 
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             self.count += 1
             return func(*args, **(kwargs or {}))
 
