@@ -251,7 +251,9 @@ def broken_links(out: Path, whole: bool = True) -> Iterator[str]:
                 continue
             target = (path.parent / urllib.parse.unquote(parts.path)).resolve() if parts.path else path
             if not target.exists():
-                yield f"{name}: no such page: {address}"
+                left_out = not whole and (ROOT / "notebooks" / f"{target.stem}.ipynb").exists()
+                if not left_out:
+                    yield f"{name}: no such page: {address}"
             elif parts.fragment and target in pages and parts.fragment not in pages[target].ids:
                 if parts.fragment.endswith(".ipynb") and not whole:
                     continue  # Sphinx's way of writing a chapter that it does not know
