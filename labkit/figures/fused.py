@@ -14,6 +14,9 @@ from labkit.figures.points import drawn
 #: From faint to strong, with either theme's text readable on it; the number itself stands in every cell.
 _SCALE = [[0.0, palette.translucent("#2C7FB8", 0.1)], [1.0, palette.translucent("#2C7FB8", 0.6)]]
 _COLUMNS, _ROWS = ["no graph", "graph"], ["not compiled", "compiled"]
+#: Axes of the launches, behind those of every map: a page that updates a chart piece by piece would otherwise draw a
+#: map on what was a logarithmic axis a moment ago.
+LAUNCHES_AXIS = 20
 #: Before and after: colour, pattern, word.
 BARS = {"before": ("#D55E00", "/", "operator by operator"), "after": ("#2C7FB8", "", "after fusion")}
 
@@ -57,15 +60,15 @@ def matrix_figure(maps: Sequence[Map], text: Map | None = None, bars: Sequence[F
         left = i * share + (0.1 * share if i else 0.02)
         figure.update_layout({
             f"xaxis{axis}": {"domain": [left, (i + 1) * share - 0.02], "anchor": f"y{axis}", "showgrid": False,
-                             "showline": False, "side": "bottom"},
+                             "showline": False, "side": "bottom", "type": "category"},
             f"yaxis{axis}": {"domain": [top + 0.06, 0.9], "anchor": f"x{axis}", "autorange": "reversed",
-                             "showgrid": False, "showline": False, "showticklabels": i == 0},
+                             "showgrid": False, "showline": False, "showticklabels": i == 0, "type": "category"},
         })  # fmt: skip
         figure.add_annotation(text=f"<b>{one.title}</b><br>ms per step · {one.kind}", x=left, y=0.915, xref="paper",
                               yref="paper", xanchor="left", yanchor="bottom", showarrow=False, align="left",
                               font={"size": 12})  # fmt: skip
     if bars:
-        _launches(figure, bars, len(shown) + 1, top)
+        _launches(figure, bars, top)
     figure.update_layout(height=500 if bars else 320, margin={"t": 40, "b": 46}, legend={"y": -0.16, "yanchor": "top"})
     return figure
 
@@ -84,7 +87,8 @@ def _marker(colour: str, pattern: str) -> dict[str, Any]:
     return {"color": colour, "pattern": shape}
 
 
-def _launches(figure: go.Figure, bars: Sequence[FormBars], axis: int, top: float) -> None:
+def _launches(figure: go.Figure, bars: Sequence[FormBars], top: float) -> None:
+    axis = LAUNCHES_AXIS
     patterns = ("", "/", "x", ".")
     for i, one in enumerate(bars):
         figure.add_trace(go.Bar(

@@ -98,7 +98,7 @@ def test_every_parameter_is_visible() -> None:
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (lambda: DecodeModel(SMOL, batch=0), "at least 1"),
+        (lambda: DecodeModel(SMOL, batch=0), "must lie in 1…"),
         (lambda: DecodeModel(SMOL, tp=8), "shared evenly"),
         (lambda: DecodeModel(SMOL, weight_bits=0), "INT4"),
         (lambda: DecodeModel(SMOL, backend="FLASHINFER"), "not known from a recording"),
