@@ -214,6 +214,5 @@ def test_a_learner_can_use_the_panel_and_then_go_on(opened: Chapter) -> None:
     opened.run_the_rest()
     assert opened.state()["error"] == ""
     assert opened.page.locator(".lk-card[role=alert]").count() == 0
-    slow = [text for text in opened.notebook.complaints if "[anywidget] Failed to initialize model" in text]
-    assert [text for text in opened.notebook.complaints if text not in slow] == []
+    assert opened.notebook.unexplained() == []
     assert opened.notebook.outside == []

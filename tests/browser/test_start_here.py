@@ -8,13 +8,12 @@ from __future__ import annotations
 import os
 import pathlib
 import re
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.browser.jupyter import FLAGS, HOW_TO_INSTALL, ROOT, Notebook, find_browser, lab_server
+from tests.browser.jupyter import FLAGS, HOW_TO_INSTALL, ROOT, SLOW, Notebook, find_browser, lab_server
 from tests.browser.jupyter import press as press_button
 
 NOTEBOOK = ROOT / "notebooks" / "00_start_here.ipynb"
@@ -244,22 +243,9 @@ def test_it_reads_in_the_dark_and_in_a_narrow_window(lab):
     picture(lab, "panel-narrow", box)
 
 
-#: Seen once in hundreds of runs and never found again: something removes a node that somebody else had moved. No script
-#: of this project removes nodes, and what the page shows is checked above; a warning with its stack keeps it in sight.
-NOT_A_CHILD = "Failed to execute 'removeChild' on 'Node': The node to be removed is not a child of this node."
-
-
 def test_the_console_is_clean_and_nothing_is_fetched_from_outside(lab):
-    """One complaint is allowed: anywidget gives a chart two seconds to load, and says so where a machine needs longer.
-
-    The panel then draws without it, which the tests above have seen.
-    """
-    slow = [text for text in lab.complaints if "[anywidget] Failed to initialize model" in text]
-    moved = [text for text in lab.complaints if text.startswith(f"page error: {NOT_A_CHILD}")]
-    for text in moved:
-        warnings.warn(text, stacklevel=1)
-    assert [text for text in lab.complaints if text not in slow + moved] == []
-    assert len(moved) <= 1
+    slow = [text for text in lab.complaints if SLOW in text]
+    assert lab.unexplained() == []
     assert not slow or lab.ask("import json; print(json.dumps(panel.view.redraws))")
     assert lab.outside == []
 
