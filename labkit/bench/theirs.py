@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import inspect
 import logging
 import time
 from collections.abc import Iterator
@@ -144,7 +145,10 @@ class Continuous:
         self._model = model
         self._generation = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
         pages = batch * (-(-length // PAGE) + 1)
-        self._asked = ContinuousBatchingConfig(page_size=PAGE, num_blocks=max(pages, 16), allow_block_sharing=False)
+        # transformers 5.17 calls it block_size; page_size is the later name.
+        known = inspect.signature(ContinuousBatchingConfig).parameters
+        page = {"page_size" if "page_size" in known else "block_size": PAGE}
+        self._asked = ContinuousBatchingConfig(**page, num_blocks=max(pages, 16), allow_block_sharing=False)
         self._found: dict[str, str] = {}
 
     def run(self, prompts: Tokens, num_tokens: int) -> tuple[Tokens, Stamps]:
@@ -162,7 +166,7 @@ class Continuous:
     def _remember(self) -> None:
         manager = getattr(self._model, "_cached_continuous_batching_manager", None)
         config = getattr(manager, "continuous_batching_config", self._asked)
-        names = ("use_cuda_graph", "use_async_batching", "page_size", "num_blocks", "max_batch_tokens",
+        names = ("use_cuda_graph", "use_async_batching", "page_size", "block_size", "num_blocks", "max_batch_tokens",
                  "max_requests_per_batch", "max_blocks_per_request", "q_padding_interval_size",
                  "kv_padding_interval_size", "default_compile_level", "scheduler_type")  # fmt: skip
         self._found = {name: str(getattr(config, name)) for name in names if hasattr(config, name)}

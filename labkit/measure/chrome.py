@@ -10,6 +10,7 @@ import dataclasses
 import gzip
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from labkit.measure.storage import RecordingError, read_object, write_atomically
 STEP = "labkit step"
 #: The category of labkit's own lanes in a written trace; a reader passes over them.
 CATEGORY = "labkit"
+_DRIVER_COPY = re.compile(r"mem(?:cpy|set)\d+_")
 _DEVICE = {"kernel": "kernel", "gpu_memcpy": "copy", "gpu_memset": "copy"}
 _HOST = ("cuda_runtime", "cuda_driver", "cpu_op", "user_annotation", "python_function")
 
@@ -81,7 +83,9 @@ def read_events(events: Iterable[Any]) -> Trace:
         correlation = arguments.get("correlation") if isinstance(arguments, Mapping) else None
         correlation = correlation if isinstance(correlation, (int, str)) else None
         if category in _DEVICE:
-            works.append(Work(_DEVICE[category], name, begin, end, correlation))
+            # The driver runs an odd copy of a graph by a kernel of its own, memcpy32_post.
+            kind = "copy" if _DRIVER_COPY.match(name) else _DEVICE[category]
+            works.append(Work(kind, name, begin, end, correlation))
         elif category in _HOST:
             ends.append((begin, end))
             if category == "user_annotation" and name == STEP:

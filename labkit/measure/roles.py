@@ -14,7 +14,7 @@ from labkit.measure.spans import ROLES
 _RULES = tuple(
     (re.compile(pattern, re.IGNORECASE), role)
     for pattern, role in (
-        (r"^mem(cpy|set)\b", "copy"),
+        (r"^mem(cpy|set)(\d+_|\b)", "copy"),
         (r"rms_?norm|layer_?norm|rowwisemoments|::norm::", "norm"),
         (r"write_kv|rotary|rope|append_?paged|reshape_and_cache|::pos_enc", "rope_cache"),
         (r"log_?soft_?max|::sampling::|arg_?max|maxops|top_?k|radix|sort|multinomial|cumsum|scan_", "sampling"),

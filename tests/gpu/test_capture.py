@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import threading
 from pathlib import Path
 
@@ -187,6 +188,7 @@ def test_memory_that_runs_out_in_a_capture_leaves_the_smaller_sizes(monkeypatch:
 # --- what it takes ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.skipif("PYTEST_XDIST_WORKER" in os.environ, reason="counts the GPU's memory, which other workers take too")
 def test_the_estimate_is_near_what_graphs_take() -> None:
     settings = {**SMALL, "dtype": "bfloat16", "max_num_seqs": 64, "max_num_batched_tokens": 512}
     with LLM("smollm2-135m", **settings) as llm:

@@ -147,12 +147,14 @@ def test_a_late_capture_is_refused() -> None:
 
 
 def test_out_of_memory_at_capture_names_the_knob_and_leaves_the_engine_usable(monkeypatch: pytest.MonkeyPatch) -> None:
+    from labkit.graphs.capture import GraphCapturer
+
     def fail(*args: object, **kwargs: object) -> None:
         raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
     with LLM("tiny-llama", **SMALL, enforce_eager=True) as eager:
         reference, _ = teach(eager, prompts(3), 5)
-    monkeypatch.setattr(torch.cuda, "graph", fail)
+    monkeypatch.setattr(GraphCapturer, "_record", fail)
     with pytest.warns(UserWarning, match="max_cudagraph_capture_size"):
         llm = LLM("tiny-llama", **SMALL)
     # Segments are recorded another way, and are not failed here: what is left of FULL_AND_PIECEWISE is PIECEWISE.

@@ -10,7 +10,6 @@ import pytest
 from labkit import LLM
 from labkit.bench.timeline import record_timelines, take_modes
 from labkit.cli import entry
-from labkit.figures.timeline import timeline_figure
 from labkit.graphs.xray import xray
 from labkit.measure.spans import StepTimeline
 from labkit.measure.timeline_recording import load_timelines
@@ -43,7 +42,13 @@ def test_steps_of_the_engine_pass_every_rule(backend: str, batch: int) -> None:
         assert found["PIECEWISE"].timeline.graph_launches == layers + 1
     launches = [one.timeline.launches for one in taken]
     assert launches == sorted(launches, reverse=True), "eager, PIECEWISE, FULL"
-    assert timeline_figure([one.timeline for one in taken], "LIVE").data
+
+
+def test_timelines_are_drawn() -> None:
+    figures = pytest.importorskip("labkit.figures.timeline", reason="needs plotly", exc_type=ImportError)
+    with LLM("smollm2-135m", **SETTINGS, attention_backend="TRITON_ATTN") as llm:
+        taken, _ = take_modes(llm, 1, 512, warmup=5, rounds=2)
+    assert figures.timeline_figure([one.timeline for one in taken], "LIVE").data
 
 
 def test_a_recording_is_kept_and_goes_on(tmp_path: Path) -> None:

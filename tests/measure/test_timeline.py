@@ -312,7 +312,7 @@ def test_overhead_is_a_ratio_of_medians() -> None:
         (NORM, "norm"), (ATTENTION, "attention"), (MAX, "sampling"), (NVJET, "gemm"), (ADD, "other"),
         ("rotary_kernel", "rope_cache"), ("write_kv_kernel", "rope_cache"), ("silu_and_mul_kernel", "activation"),
         ("merge_splits_kernel", "attention"), ("gather_pages_kernel", "attention"),
-        ("Memcpy DtoH (Device -> Pinned)", "copy"), ("Memset (Device)", "copy"),
+        ("Memcpy DtoH (Device -> Pinned)", "copy"), ("Memset (Device)", "copy"), ("memcpy32_post", "copy"),
         ("void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<int>>()", "copy"),
         ("void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(at::Tens)>()", "copy"),
         ("void at::native::(anonymous namespace)::CatArrayBatchedCopy<float, int, 2>()", "copy"),
