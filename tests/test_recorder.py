@@ -412,3 +412,32 @@ def test_a_table_that_was_stopped_before_its_first_row_says_so(tmp_path: Path, m
     monkeypatch.setattr("labkit.bench.beside.record_beside", lambda out: empty)
     assert main(["record", "--suite", "beside", "--out", str(tmp_path / "beside.json.gz")]) == 1
     assert "stopped before anything was measured" in capsys.readouterr().err
+
+
+def test_a_part_of_a_suite_is_its_rows_and_no_others() -> None:
+    whole, part = suites.SUITES["latency"], suites.narrowed(
+        suites.SUITES["latency"], {"models": ["qwen3-0.6b"], "backends": ["TORCH_SDPA", "FLASHINFER"]}
+    )  # fmt: skip
+    assert part.models == ("qwen3-0.6b",) and part.backends == ("TORCH_SDPA", "FLASHINFER")
+    assert part.num_rows() * 6 == whole.num_rows() and part.modes == whole.modes and part.contexts == whole.contexts
+    with pytest.raises(LabkitError, match="TORCH_SDPA"):
+        suites.narrowed(whole, {"backends": ["TORCH_SPDA"]})
+    with pytest.raises(LabkitError, match="no such one"):
+        suites.narrowed(suites.SUITES["five"], {"backends": ["TORCH_SDPA"]})
+
+
+def test_the_command_refuses_a_part_of_what_has_no_parts(tmp_path: Path, capsys) -> None:
+    for words in (["attention", "--models", "tiny-llama"], ["course", "--backends", "TORCH_SDPA"]):
+        assert (
+            main(
+                [
+                    "record",
+                    "--suite",
+                    *words,
+                    "--out",
+                    str(tmp_path / "x.json.gz" if "course" not in words else tmp_path),
+                ]
+            )
+            == 2
+        )
+    assert not list(tmp_path.iterdir())

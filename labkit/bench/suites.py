@@ -171,6 +171,23 @@ def find_suite(name: str) -> Suite | FormSuite:
     return SUITES[name]
 
 
+def narrowed(suite: Suite | FormSuite, only: Mapping[str, Sequence[str]]) -> Suite | FormSuite:
+    """A suite with some of its "models" or "backends" alone, in its own order; its files can be resumed with all.
+
+    Raises:
+        ConfigError: it has none of that name.
+    """
+    for field, names in only.items():
+        there: tuple[str, ...] = getattr(suite, field, ())
+        for name in names:
+            if name not in there:
+                hint = did_you_mean(name, there) if there else ""
+                raise ConfigError(f"--{field} {name}", f"the suite {suite.name} has no such one", hint)
+        kept: dict[str, Any] = {field: tuple(name for name in there if name in names)}
+        suite = dataclasses.replace(suite, **kept)
+    return suite
+
+
 def attention_points() -> Sequence[tuple[AttentionShape, AttentionOptions]]:
     """What the suite of attention calls measures, for 32 query and 8 KV heads of 128, on every backend that can.
 

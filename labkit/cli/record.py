@@ -6,13 +6,14 @@ import argparse
 import importlib
 import inspect
 import time
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from labkit.cli.answer import Answer, Console
 from labkit.cli.measure import attention_table, writable
-from labkit.cli.options import Parser, UsageError, one_of, whole
+from labkit.cli.options import Parser, UsageError, one_of, whole, words
 from labkit.cli.step_tables import capture_table, step_table
 from labkit.errors import LabkitError
 
@@ -39,6 +40,9 @@ def record_options(parser: Parser) -> None:
                         f"exists. A folder for {COURSE}")  # fmt: skip
     parser.add_argument("--minutes", type=whole(1), metavar="N", help="stop after the row under way when so many "
                         "minutes are over; the same command goes on")  # fmt: skip
+    parser.add_argument("--models", type=words, metavar="NAME,…", help="of the suite's models, only these")
+    parser.add_argument("--backends", type=words, metavar="NAME,…", help="of the suite's backends, only these; for a "
+                        "suite that has several")  # fmt: skip
     parser.add_argument("--device", default="auto", metavar="NAME", help="auto, cpu or cuda")
 
 
@@ -57,13 +61,16 @@ class Deadline:
 def record(args: argparse.Namespace, console: Console) -> Answer:
     """Measure a suite into a file, or all suites of the course into a folder."""
     deadline = Deadline(getattr(args, "minutes", None))
+    only = {key: getattr(args, key) for key in ("models", "backends") if hasattr(args, key)}
     if args.suite == COURSE:
+        if only:
+            raise UsageError("labkit record --suite course", "it is every suite whole", "Name one to record a part.")
         return _course(args, console, deadline)
     out = getattr(args, "out", Path(f"{args.suite}.json.gz"))
     if out.is_dir():
         raise UsageError(f"file {str(out)!r}", "it is a folder", f"Name a file in it, such as {args.suite}.json.gz.")
     writable(out)
-    recording, left = _record(args.suite, out, args.device, console, deadline)
+    recording, left = _record(args.suite, out, args.device, console, deadline, only)
     text = _table(args.suite, recording)
     return Answer({**recording.as_dict(), "left": left}, "\n\n".join(filter(None, [text, _left(args.suite, left)])))
 
@@ -103,10 +110,21 @@ def _course(args: argparse.Namespace, console: Console, deadline: Deadline) -> A
     return Answer({"suites": [*done, *failed], "finished": not unfinished}, "\n".join(lines))
 
 
-def _record(name: str, out: Path, device: str, console: Console, deadline: Deadline) -> tuple[Any, int]:
-    """One suite into one file: the recording, and how many rows are left (1 where a table stopped early)."""
+def _record(
+    name: str,
+    out: Path,
+    device: str,
+    console: Console,
+    deadline: Deadline,
+    only: Mapping[str, Sequence[str]] = types.MappingProxyType({}),
+) -> tuple[Any, int]:
+    """One suite into one file: the recording, and how many rows are left (1 where a table stopped early).
+
+    only: names of "models" or "backends" to leave the others out.
+    """
     from labkit.bench import missing
     from labkit.bench import record as run
+    from labkit.bench.suites import find_suite, narrowed
 
     console.note(f"{name}: into {out.name}")
     if name in TABLES:
@@ -114,11 +132,16 @@ def _record(name: str, out: Path, device: str, console: Console, deadline: Deadl
         run_table = getattr(importlib.import_module(module), function)
         offered: dict[str, Any] = {"device": device, "progress": console.progress, "should_stop": deadline}
         taken = inspect.signature(run_table).parameters
+        offered.update(only)
+        for key in only:
+            if key not in taken:
+                raise UsageError(f"labkit record --{key}", f"the suite {name} has no {key} to choose from", "Drop it.")
         recording = run_table(out, **{key: value for key, value in offered.items() if key in taken})
         left = int(deadline.stopped)
     else:
-        recording = run(name, out, device=device, progress=console.progress, should_stop=deadline)
-        left = missing(name, recording)
+        suite = narrowed(find_suite(name), only)
+        recording = run(suite, out, device=device, progress=console.progress, should_stop=deadline)
+        left = missing(suite, recording)
     if not out.exists():  # time was over before the first row
         raise LabkitError(f"recording {name}", "it was stopped before anything was measured", "Let it run longer.")
     console.note(f"{len(recording.rows)} rows in {out.name} ({out.stat().st_size / 1024:.0f} KiB)")

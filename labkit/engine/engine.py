@@ -108,7 +108,7 @@ class Engine:
         """The plan's backend; instances are kept, since their buffers are baked into graphs."""
         key = (self.plan.backend_key, self.plan.layout_key)
         if key not in self._backends:
-            # Asked for in the middle of a profiled step too: buffers made in inference mode could be written in no other.
+            # Asked for inside a profiled step too, and buffers made in inference mode could be written in no other.
             with torch.inference_mode(False):
                 backend = make_backend(registry.load(self.plan.backend), self.plan.spec, self.device)
                 backend.warm_up(self.progress)
