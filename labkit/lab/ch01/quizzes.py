@@ -12,7 +12,7 @@ RECAP = Quiz(
         ("Divide one by the other: that is the speed-up.", False,
          "The two ran on different machines at different times, so that the ratio would compare everything at once."),
         ("Look at both; take ratios only between runs of one kind.", True,
-         "A ratio means something where one thing changed. The panel refuses the other ones."),
+         "A ratio says most where one thing changed. Between LIVE and RECORDED all did, and the panel takes none."),
         ("Throw the RECORDED one away, for it is old.", False,
          "It is as true as on its day, and its badge names the machine. It just is no run of this computer."),
     ),

@@ -50,11 +50,13 @@ class RecordedSteps:
         context = values.get("context") if values.get("context") in contexts else contexts[0]
         batches = tuple(sorted(key[3] for key in self._pairs if key[:3] == (model, backend, context)))
         found: list[Control] = [
-            Choice("model", "Model", [(name, name) for name in models], model, help="What was recorded."),
-            Choice("backend", "Attention", [(name, name) for name in backends], backend, help="The attention backend."),
-            Number("batch", "Batch", batches[0], batches[-1], batches[0], points=batches, help="Requests per step."),
+            Choice("model", "Model", [(name, name) for name in models], model, help="A recorded model."),
+            Choice("backend", "Attention", [(name, name) for name in backends], backend,
+                   help="The attention backend: another one has other kernels, and another number of them."),
+            Number("batch", "Batch", batches[0], batches[-1], batches[0], points=batches,
+                   help="Requests per step; the recorded ones."),
             Choice("mode", "Started", WAYS, help="By a launch for each kernel, or by one."),
-        ]
+        ]  # fmt: skip
         if len(contexts) > 1:
             found.insert(2, Choice("context", "Context", [(f"{n} tokens", n) for n in contexts], context,
                                    help="Tokens of each request in the KV cache."))  # fmt: skip
@@ -64,9 +66,13 @@ class RecordedSteps:
         return f"Run looks up one recorded step of the {self.label}. Nothing is loaded or measured."
 
     def explain(self, values: Mapping[str, Any]) -> Sequence[str]:
+        lengths = sorted({key[2] for key in self._pairs})
+        context = values.get("context") or (lengths[0] if len(lengths) == 1 else None)
         return [
             "Waiting for instructions is measured in pairs: what the same step takes less of the GPU in one graph. "
-            "Data is a floor: the bytes of the step at the copy bandwidth that was measured beside it."
+            "Data is a floor: the bytes of the step at the copy bandwidth that was measured beside it. Everything else "
+            "is what the kernels take beyond that floor, and the host before and after them."
+            + (f" Every request has {context} tokens of context." if context else "")
         ]
 
     def run(self, values: Mapping[str, Any], context: Context) -> Outcome:
@@ -154,15 +160,24 @@ def _launches(card: LaunchCard) -> dict[str, Any]:
 def _summary(card: LaunchCard, row: Row, parts: Mapping[str, float]) -> str:
     step = f"{row.p50_ms:.2f} ms"
     if row.mode == "NONE":
+        waits = (
+            f"For {parts['instructions'] / 1e3:.2f} ms the GPU waits for instructions"
+            if parts["instructions"] > 0
+            else "The GPU hardly waits for instructions, since in one graph it takes no less"
+        )
         return (
             f"A step of {row.model} at batch {row.batch} takes {step}: the host starts {card.num_launches} kernels one "
-            f"by one and needs {card.launching_us / 1e3:.2f} ms for it. For {parts['instructions'] / 1e3:.2f} ms the "
-            f"GPU waits for instructions; its data alone would take {parts['data'] / 1e3:.2f} ms."
+            f"by one and needs {card.launching_us / 1e3:.2f} ms for it. {waits}; its data alone would take "
+            f"{parts['data'] / 1e3:.2f} ms."
+        )
+    if not card.instructions_us:
+        return (
+            f"The same step of {row.model} at batch {row.batch} takes {step} as one graph: {row.launches} launches in "
+            f"place of {card.num_launches}, and the GPU is no faster for it: it hardly waited for them."
         )
     return (
         f"The same step of {row.model} at batch {row.batch} takes {step} as one graph: {row.launches} launches in "
-        "place "
-        f"of {card.num_launches}, so the {(card.instructions_us or 0) / 1e3:.2f} ms of waiting for instructions are "
+        f"place of {card.num_launches}, so the {card.instructions_us / 1e3:.2f} ms of waiting for instructions are "
         "gone."
     )
 

@@ -122,9 +122,10 @@ class StepSource:
         most = max(waits, key=lambda name: waits[name])
         summary = (
             f"A decode step of {shape.name} at batch {batch} takes {step.wall_ms:,.2f} ms with "
-            f"{step.timeline.launches} launches. It waits most for {_WORDS[most]}: {waits[most] / 1e3:,.2f} ms. For "
-            f"instructions it waits {waits['instructions'] / 1e3:,.2f} ms, for data {waits['data'] / 1e3:,.2f} ms."
+            f"{step.timeline.launches} launches. It waits most for {_WORDS[most]}: {waits[most] / 1e3:,.2f} ms."
         )
+        rest = [f"for {name} {waits[name] / 1e3:,.2f} ms" for name in ("instructions", "data") if name != most]
+        summary += f" {' and '.join(rest).capitalize()}."
         slower = "host" if most in ("instructions", "host") else "device"
         return _outcome(step.timeline, dict(waits), summary, made, slower=slower,
                         what=f"{shape.name}, batch {batch}, {way}")  # fmt: skip

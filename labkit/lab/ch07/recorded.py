@@ -53,10 +53,11 @@ class RecordedPairs:
         context = values.get("context") if values.get("context") in contexts else contexts[0]
         batches = tuple(sorted(key[3] for key in self._pairs if key[:3] == (model, backend, context)))
         found: list[Control] = [
-            Choice("model", "Model", [(name, name) for name in models], model, help="What was recorded."),
+            Choice("model", "Model", [(name, name) for name in models], model, help="A recorded model."),
             Choice("backend", "Attention", [(name, name) for name in backends], backend, help="The attention backend."),
-            Number("batch", "Batch", batches[0], batches[-1], batches[0], points=batches, help="Requests per step."),
-        ]
+            Number("batch", "Batch", batches[0], batches[-1], batches[0], points=batches,
+                   help="Requests per step; the recorded ones."),
+        ]  # fmt: skip
         if len(contexts) > 1:
             found.append(Choice("context", "Context", [(f"{n} tokens", n) for n in contexts], context,
                                 help="Tokens of each request in the KV cache."))  # fmt: skip
@@ -66,7 +67,10 @@ class RecordedPairs:
         return f"Run looks up two recorded steps of the {self.label}. Nothing is loaded or measured."
 
     def explain(self, values: Mapping[str, Any]) -> Sequence[str]:
-        return ["Both steps are of one recording: the same model, batch and context, mode NONE and mode FULL."]
+        lengths = sorted({key[2] for key in self._pairs})
+        context = values.get("context") or (lengths[0] if len(lengths) == 1 else None)
+        length = f" ({context} tokens for each request)" if context else ""
+        return [f"Both steps are of one recording: the same model, batch and context{length}, mode NONE and mode FULL."]
 
     def run(self, values: Mapping[str, Any], context: Context) -> Outcome:
         found = [
