@@ -133,6 +133,7 @@ class Text:
     """Something typed: a list of sizes, some traffic, requests. The value is what `parse` makes of it.
 
     parse: what is typed → the value, or a LabkitError that names every wrong part. value: what stands in the box first.
+    write: a parsed value → how a sentence says it; None: its numbers with commas.
     """
 
     name: str
@@ -141,6 +142,7 @@ class Text:
     parse: Callable[[str], Any] | None = dataclasses.field(default=None, compare=False)
     placeholder: str = ""
     help: str = ""
+    write: Callable[[Any], str] | None = dataclasses.field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         _named(self.name, self.label)

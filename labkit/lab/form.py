@@ -87,6 +87,8 @@ class Form:
             return next((label for label, known in control.options if known == value), str(value))
         if isinstance(control, Toggle):
             return "on" if value else "off"
+        if isinstance(control, Text) and control.write is not None:
+            return control.write(value)
         unit = f" {control.unit}" if isinstance(control, Number) and control.unit else ""
         return f"{short(value)}{unit}"
 

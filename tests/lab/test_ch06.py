@@ -45,6 +45,7 @@ def test_requests_that_do_not_read(typed):
 
 def test_requests_that_read():
     assert batch.read_requests("1@40, 512; 3 @ 7,") == ((1, 40), (512, 0), (3, 7))
+    assert batch.write_requests(batch.read_requests("1@40, 512; 3 @ 7,")) == "1@40, 512@0, 3@7"
 
 
 def random_steps(n: int = 40):

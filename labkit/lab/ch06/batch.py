@@ -47,6 +47,11 @@ def read_requests(typed: str) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
+def write_requests(requests: Sequence[tuple[int, int]]) -> str:
+    """Requests as they are typed."""
+    return ", ".join(f"{new}@{context}" for new, context in requests)
+
+
 @dataclasses.dataclass(frozen=True)
 class Share:
     """One request's part of the step. start: its first position. blocks: all of its blocks. slots: of its new tokens.

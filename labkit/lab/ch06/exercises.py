@@ -248,6 +248,11 @@ def _no_zeros(parent: Any, token_ids: Any) -> Any:
     return hashlib.sha256((parent or b"") + data).digest()
 
 
+def _big_endian(parent: Any, token_ids: Any) -> Any:
+    data = b"".join(token.to_bytes(8, "big", signed=True) for token in token_ids)
+    return hashlib.sha256((parent or bytes(32)) + data).digest()
+
+
 def _as_text(parent: Any, token_ids: Any) -> Any:
     return hashlib.sha256((parent or bytes(32)) + "".join(map(str, token_ids)).encode()).digest()
 
@@ -272,6 +277,8 @@ BLOCK_HASH = Exercise(
                                        "bites man”."),
         Wrong("one byte", _one_byte, "You keep one byte of each token: ids 300 and 44 become the same."),
         Wrong("no zeros", _no_zeros, "A first block begins with 32 zero bytes in place of the parent."),
+        Wrong("big-endian", _big_endian, "You write a token's bytes from the large end; 'little' begins with the small "
+                                         "one."),
         Wrong("text", _as_text, "You write tokens as text, one behind the other: 12, 3 and 1, 23 become the same."),
     ),
     hints=(

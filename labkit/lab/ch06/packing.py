@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from labkit.lab.ch06.batch import EXAMPLE, Share, packed, query_start_loc, read_requests, schedule, scores
+from labkit.lab.ch06.batch import (
+    EXAMPLE,
+    Share,
+    packed,
+    query_start_loc,
+    read_requests,
+    schedule,
+    scores,
+    write_requests,
+)
 from labkit.lab.fields import Choice, Control, Number, Text
 from labkit.lab.runs import Context, Outcome, simulated
 
@@ -15,7 +24,7 @@ RULES = "rules of labkit"
 def batch_controls() -> list[Control]:
     """What a step is made of."""
     return [
-        Text("requests", "Requests", EXAMPLE, parse=read_requests, placeholder=EXAMPLE,
+        Text("requests", "Requests", EXAMPLE, parse=read_requests, placeholder=EXAMPLE, write=write_requests,
              help="New tokens @ tokens in the KV cache, one request after the other. 1@40 decodes, 512@0 is a prompt."),
         Number("budget", "Token budget", 1, 8192, 1024, help="max_num_batched_tokens: what one step may compute."),
         Choice("block_size", "Page size", [(f"{n} tokens", n) for n in (16, 4, 8, 64)],

@@ -86,8 +86,7 @@ def packing_changed(new: Run, old: Run) -> str:
         longest = max(new.data["tokens"])
         parts.append(
             f"a rectangle would waste {new.values['waste']:.0f} % in place of {old.values['waste']:.0f} %, as every "
-            f"request is padded to {longest:,} token{'s' * (longest != 1)} of its {len(new.data['tokens'])} "
-            "requests' longest"
+            f"request is padded to the {longest:,} new token{'s' * (longest != 1)} of the longest"
         )
     if not parts and new.data["blocks"] != old.data["blocks"]:
         parts.append("the same tokens lie in other pages")
