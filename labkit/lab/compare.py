@@ -135,7 +135,7 @@ def _sequence_difference(
         if found:
             return found
     if len(expected) != len(got):
-        return f"has {_entries(len(got))}{_at(where)}, expected are {len(expected)}"
+        return f"has {_entries(len(got))}{_at(where)}, expected {'is' if len(expected) == 1 else 'are'} {len(expected)}"
     return None
 
 

@@ -82,8 +82,9 @@ HOOKS: dict[str, Hook] = {
             "replay",
             "replay(graph, inputs) -> list of results; graph has input, output and launch(), inputs: arrays",
             EACH_STEP,
-            "Whenever a FULL graph is to run, with one input: the token ids of the step. The engine's buffers hold "
-            "what they held before, and are shown as numpy arrays; a graph of decodes alone or of mixed batches.",
+            "The engine asks it in each step that runs a FULL graph, with one input: the step's token ids. graph.input "
+            "and graph.output are the engine's own buffers, shown as numpy arrays, and hold what the last replay left "
+            "in them.",
             own_replay,
             install_replay,
         ),

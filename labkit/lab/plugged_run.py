@@ -29,6 +29,15 @@ PROMPTS = (
 SETTINGS: Mapping[str, Any] = {
     "max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 256, "num_gpu_blocks_override": 80,
 }  # fmt: skip
+#: What a reader is told under the steps, and beside text of random weights.
+WAYS = (
+    "“FULL 2: 5” reads: five steps ran as a FULL graph of 2 tokens; “NONE 55: 1”: one step of 55 tokens ran without a "
+    "graph. Alone is the engine without your function."
+)
+NOISE = (
+    "The model is a tiny one with random weights: its text means nothing, and it shows every difference as well. ⟨381⟩ "
+    "is a token without a letter."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +129,7 @@ def run_plugged(
             _forget(llm)
             if before:
                 llm.reconfigure(**before)
-    return _card(plugged, prompts, alone, ours)
+    return _card(plugged, prompts, alone, ours, noise=llm.weights == "random")
 
 
 def _run(llm: Any, prompts: Sequence[str], max_tokens: int) -> Ran:
@@ -146,10 +155,12 @@ def _forget(llm: Any) -> None:
     llm.engine.pool.reset_prefix_cache()
 
 
-def _card(plugged: Plugged, prompts: Sequence[str], alone: Ran, ours: Ran) -> PluggedRun:
+def _card(plugged: Plugged, prompts: Sequence[str], alone: Ran, ours: Ran, noise: bool = False) -> PluggedRun:
     same = alone.token_ids == ours.token_ids
     word = "the same text" if same else "other text"
     parts = [plugged.card().html, paragraph(f"With it the engine writes {word}.")]
+    if noise:
+        parts.append(paragraph(NOISE, quiet=True))
     if same:
         parts.append(rows({prompt: text for prompt, text in zip(prompts, ours.texts, strict=False)}))
     else:
@@ -157,7 +168,7 @@ def _card(plugged: Plugged, prompts: Sequence[str], alone: Ran, ours: Ran) -> Pl
         for prompt, before, after in shown:
             parts.append(paragraph(f"<b>{escape(prompt)}</b>", html=True))
             parts.append(rows({"the engine's": before, "with yours": after}))
-    parts.append(rows({"steps alone": alone.ways, "steps with it": ours.ways}))
+    parts.append(rows({"steps alone": alone.ways, "steps with it": ours.ways}) + paragraph(WAYS, quiet=True))
     if alone.cached_tokens or ours.cached_tokens:
         cached = {"alone": f"{alone.cached_tokens} tokens", "with it": f"{ours.cached_tokens} tokens"}
         parts.append(paragraph("Found in the prefix cache:") + rows(cached))

@@ -57,7 +57,9 @@ class LivePair:
 
     def cost(self, values: Mapping[str, Any]) -> str:
         load = "" if self.room.llm is not None and self.room.model == values["model"] else "loads the model, "
-        return f"Run {load}captures {len(self._sizes(values))} graphs and measures both ways in turns: some seconds."
+        graphs = len(self._sizes(values))
+        many = f"{graphs} graph{'s' * (graphs != 1)}"
+        return f"Run {load}captures {many} and measures both ways in turns: some seconds."
 
     def explain(self, values: Mapping[str, Any]) -> Sequence[str]:
         sizes = ", ".join(map(str, self._sizes(values)))
@@ -166,6 +168,6 @@ def _why(emulated: bool, graphs: int, mib: float) -> str:
     if emulated:
         return (
             f"The graph is emulated ({many}): on a CPU a call runs its kernel itself, so that there is no launch to "
-            "save, and whatever differs is noise."
+            "save, and whatever differs is noise, the lower curve too."
         )
     return f"One graph of each of {many} was captured, {mib:,.1f} MiB in all; the kernels of a replay are the same."

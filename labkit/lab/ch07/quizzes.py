@@ -22,8 +22,9 @@ TRANSFER = Quiz(
     id="07.transfer",
     kind="transfer",
     items=("A5", "B3"),
-    question="A colleague adds LoRA to an engine: before each step the code sets "
-    "<code>layer.lora = adapters[name]</code>. Without graphs it works. With graphs every request gets the adapter "
+    question="A colleague adds LoRA to an engine, small extra weights (an adapter) that each request may name: before "
+    "each step the code sets <code>layer.lora = adapters[name]</code>. Without graphs it works. With graphs every "
+    "request gets the adapter "
     "that was active during the capture, and there is no error. What mends it?",
     options=(
         ("Capture again whenever the adapter changes.", False,
