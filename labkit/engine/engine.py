@@ -309,7 +309,10 @@ class Engine:
             "detokenize": (end - t_commit) * 1e6,
         }
         descriptor = result.descriptor
-        device_us = result.events[0].elapsed_time(result.events[1]) * 1e3 if result.events else None
+        device_us = None
+        if result.events:
+            result.events[1].synchronize()  # a step that samples nothing, a chunk of a prompt, has not waited yet
+            device_us = result.events[0].elapsed_time(result.events[1]) * 1e3
         self._steps += 1
         return StepReport(
             step_id=self._steps,

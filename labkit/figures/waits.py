@@ -36,7 +36,7 @@ BAR, BETWEEN = 30, 84
 CURVES = {
     "call_us": ("solid", "circle", "#2C7FB8", "one call, started and finished"),
     "issue_us": ("dot", "diamond", "#D55E00", "the host starts one"),
-    "work_us": ("dash", "square", "#009E73", "the device runs one"),
+    "device_us": ("dash", "square", "#009E73", "the device runs one"),
 }
 
 

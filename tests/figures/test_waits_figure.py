@@ -60,9 +60,9 @@ def test_launches_and_curves_carry_their_own_numbers():
     launches = Launches(7, ["a product", "a copy"], [121, 2], [26.5, 10.9], [3206.5, 21.8])
     figure = waits_figure(bars({"data": 66.0}), "RECORDED", launches=launches)
     assert figure.data[0].text[0] == "121 × 26.5 µs" and list(figure.data[0].x) == [3206.5, 21.8]
-    curves = Curves(9, [1, 16], {"issue_us": [4.0, 4.1], "work_us": [1.0, 9.0]}, chosen=16)
+    curves = Curves(9, [1, 16], {"issue_us": [4.0, 4.1], "device_us": [1.0, 9.0]}, chosen=16)
     figure = waits_figure(bars({"work": 9.0}), "LIVE", curves=curves)
-    known = {1: {"work_us": 9.0}, 9: {"elements": [1, 16], "issue_us": [4.0, 4.1], "work_us": [1.0, 9.0]}}
+    known = {1: {"work_us": 9.0}, 9: {"elements": [1, 16], "issue_us": [4.0, 4.1], "device_us": [1.0, 9.0]}}
     assert first_difference(figure.data, known) == "" and figure.layout.xaxis.type == "log"
     sizes = figure.data[0].marker.size
     assert sizes[1] > sizes[0]

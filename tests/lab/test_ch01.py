@@ -200,14 +200,14 @@ def test_live_on_a_cpu(waits):
 def test_where_work_outweighs_starting():
     assert chain.crossover([1, 4, 16], {"call_us": [4.0, 7.9, 8.0]}) == 16
     assert chain.crossover([1, 4], {"call_us": [4.0, 4.1]}) is None
-    assert chain.crossover([1, 4], {"issue_us": [5.0, 5.0], "work_us": [4.9, 5.0]}) == 4
+    assert chain.crossover([1, 4], {"issue_us": [5.0, 5.0], "device_us": [4.9, 5.0]}) == 4
 
 
 def test_on_a_gpu_the_chain_has_a_way_to_be_started():
     """Only what needs no GPU: the controls and the words. The measurement itself was never run on one."""
     source = chain.ChainSource("NVIDIA H200")
     assert [one.name for one in source.controls({})] == ["op", "operations", "elements", "way"]
-    us = {"issue_us": [5.0], "work_us": [2.0]}
+    us = {"issue_us": [5.0], "device_us": [2.0]}
     assert "the host is the slower side" in chain._gpu_summary("x", 10, 52.0, us, 0, chain.EAGER)
     assert "one launch starts all 10" in chain._gpu_summary("x", 10, 25.0, us, 0, chain.GRAPH)
 

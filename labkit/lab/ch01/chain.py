@@ -22,7 +22,7 @@ ADD, PRODUCT = "addition", "matrix product"
 SIZES_CPU = {ADD: tuple(4**k for k in range(11)), PRODUCT: tuple(4**k for k in range(9))}
 SIZES_GPU = {ADD: tuple(4**k for k in range(14)), PRODUCT: tuple(4**k for k in range(13))}
 EAGER, GRAPH = "one by one", "as one graph"
-CURVE_KEYS = ("call_us", "issue_us", "work_us")
+CURVE_KEYS = ("call_us", "issue_us", "device_us")
 SWEEP, SAMPLES, BUDGET_S = 5, 30, 2.0
 
 
@@ -84,7 +84,7 @@ class ChainSource:
         sizes, device = self._sizes[op], "cuda" if self.gpu else "cpu"
         us: dict[str, list[float]] = {"call_us": []}
         if self.gpu:
-            us = {"issue_us": [], "work_us": []}
+            us = {"issue_us": [], "device_us": []}
         for i, size in enumerate(sizes):
             context.stage("measuring sizes", i, len(sizes))
             context.check()
@@ -96,7 +96,7 @@ class ChainSource:
         samples = _chain_us(chain, device, context)
         step = stats.summary(samples).p50
         at = sizes.index(chosen)
-        work = n * us["work_us"][at] if self.gpu else max(0.0, step - n * us["call_us"][0])
+        work = n * us["device_us"][at] if self.gpu else max(0.0, step - n * us["call_us"][0])
         # On a CPU nobody waits for a launch; what is there beside work is the price of the calls.
         parts = {"work": min(work, step), ("instructions" if self.gpu else "starting"): max(0.0, step - work)}
         way = values.get("way", EAGER)
@@ -120,8 +120,8 @@ def crossover(sizes: Sequence[int], us: Mapping[str, Sequence[float]]) -> int | 
 
     On a CPU starting is what a call on one element takes, and work is the rest of the call.
     """
-    if "work_us" in us:
-        pairs = zip(sizes, us["issue_us"], us["work_us"], strict=True)
+    if "device_us" in us:
+        pairs = zip(sizes, us["issue_us"], us["device_us"], strict=True)
     else:
         pairs = zip(sizes, [us["call_us"][0]] * len(sizes), [u - us["call_us"][0] for u in us["call_us"]], strict=True)
     return next((size for size, start, work in pairs if work >= start), None)
@@ -138,7 +138,7 @@ def _one_size(op: str, size: int, n: int, device: str) -> dict[str, float]:
         return {"call_us": stats.summary(clocks.sample_us(one, samples=SWEEP, warmup=2, calls=calls)).p50}
     issue = clocks.host_us(one, calls=n, rounds=SWEEP, device=device)
     replay = _graph_of(one, n)
-    return {"issue_us": issue, "work_us": stats.summary(clocks.sample_us(replay, samples=SWEEP, device=device)).p50 / n}
+    return {"issue_us": issue, "device_us": stats.summary(clocks.sample_us(replay, samples=SWEEP, device=device)).p50 / n}
 
 
 def _operation(op: str, size: int, device: str) -> Callable[[], Any]:
@@ -214,7 +214,7 @@ def _cpu_summary(
 
 
 def _gpu_summary(what: str, n: int, step: float, us: Mapping[str, Sequence[float]], at: int, way: str) -> str:
-    issue, work = us["issue_us"][at], us["work_us"][at]
+    issue, work = us["issue_us"][at], us["device_us"][at]
     side = "the host is the slower side" if issue > work else "the device is the slower side, and starting hides"
     said = f"{what}: {step:,.0f} µs. The host needs {issue:.2f} µs to start one, the device {work:.2f} µs to run one"
     return f"{said}; started one by one, {side}." if way == EAGER else f"{said}; one launch starts all {n}."
