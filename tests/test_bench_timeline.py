@@ -133,6 +133,12 @@ def test_a_recording_goes_on_and_round_trips(gpu: list[str], small: None, tmp_pa
     assert done.rows[:3] == half.rows
     again = len(gpu)
     assert record_timelines(out, **args) == done and len(gpu) == again, "nothing is left to do"
+    lost = dataclasses.replace(done.rows[4].timeline, problems=("The trace lost the kernels of 1 launch.",))
+    rows = (*done.rows[:4], dataclasses.replace(done.rows[4], timeline=lost), done.rows[5])
+    dataclasses.replace(done, rows=rows).save(out)
+    done = record_timelines(out, **args)
+    assert len(gpu) == again + 3 * 60, "the batch of a trace that failed is taken again, the other is not"
+    assert not any(row.timeline.problems for row in done.rows)
     assert done.provenance.kind is Kind.RECORDED and done.provenance.n == 50
     assert load_any(out) == load_timelines(out) == TimelineRecording.from_dict(done.as_dict()) == done
     assert len(done.timelines(batch=2)) == 3

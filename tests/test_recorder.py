@@ -352,7 +352,7 @@ def test_the_course_is_one_file_a_suite_and_stops_when_time_is_over(fake, tmp_pa
     monkeypatch.setattr(suites, "SUITES", small)
     monkeypatch.setattr(suites, "COURSE_SUITES", ("one", "timelines", "two", "to come"))
     monkeypatch.setattr("labkit.bench.timeline.why_not", lambda: "there is no CUDA device here")
-    assert main(["record", "--suite", "course", "--out", str(tmp_path), "--device", "cpu", "--json"]) == 0
+    assert main(["record", "--suite", "course", "--out", str(tmp_path), "--device", "cpu", "--json"]) == 1
     captured = capsys.readouterr()
     data = json.loads(captured.out)
     assert data["finished"] and [(s["suite"], s["rows"], s["left"]) for s in data["suites"]] == [

@@ -107,7 +107,7 @@ def _course(args: argparse.Namespace, console: Console, deadline: Deadline) -> A
     unfinished = any(one["left"] or one["rows"] is None for one in done)
     lines += [f"{one['suite']} was not recorded: {one['error']}" for one in failed]
     lines += ["The same command goes on."] if unfinished else [_ADD]
-    return Answer({"suites": [*done, *failed], "finished": not unfinished}, "\n".join(lines))
+    return Answer({"suites": [*done, *failed], "finished": not unfinished}, "\n".join(lines), ok=not failed)
 
 
 def _record(
