@@ -138,7 +138,10 @@ def _one_size(op: str, size: int, n: int, device: str) -> dict[str, float]:
         return {"call_us": stats.summary(clocks.sample_us(one, samples=SWEEP, warmup=2, calls=calls)).p50}
     issue = clocks.host_us(one, calls=n, rounds=SWEEP, device=device)
     replay = _graph_of(one, n)
-    return {"issue_us": issue, "device_us": stats.summary(clocks.sample_us(replay, samples=SWEEP, device=device)).p50 / n}
+    return {
+        "issue_us": issue,
+        "device_us": stats.summary(clocks.sample_us(replay, samples=SWEEP, device=device)).p50 / n,
+    }
 
 
 def _operation(op: str, size: int, device: str) -> Callable[[], Any]:
