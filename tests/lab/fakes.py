@@ -256,3 +256,22 @@ def h200() -> Recording:
     eager = [row("NONE", batch, ms, launches=412) for batch, ms in EAGER_MS.items()]
     graphs = [row("FULL", size, ms, launches=3) for size, ms in FULL_MS.items()]
     return recording([*eager, *graphs])
+
+
+def newest(*modes: str, compile: str = "NONE", **where: Any) -> tuple[Any, ...]:
+    """A row for each of some graph modes, all of the newest shipped recording that has every one; and that recording.
+
+    Written without the panels' code: what a panel looks up is compared with it.
+    """
+    from labkit.measure.library import library
+
+    alike = {"FULL_DECODE_ONLY": "FULL", "FULL_AND_PIECEWISE": "FULL"}
+    for one in sorted(library().of("steps"), key=lambda e: e.recording.provenance.date, reverse=True):
+        rows = [
+            next((r for r in one.recording.rows if r.compile == compile and not r.chunk and r.size == r.batch
+                  and alike.get(r.mode, r.mode) == mode and all(getattr(r, k) == v for k, v in where.items())), None)
+            for mode in modes
+        ]  # fmt: skip
+        if all(rows):
+            return (*rows, one.recording)
+    raise AssertionError(f"no shipped recording has {modes} of {where}")

@@ -15,6 +15,7 @@ from labkit.lab.panel import figure_equals_data
 from labkit.lab.prove import prove
 from labkit.lab.worker import Worker
 from labkit.measure.library import library
+from tests.lab.fakes import newest
 
 TIMEOUT = 60
 
@@ -150,9 +151,7 @@ def test_a_model_s_step(waits):
 def test_a_recorded_step_is_the_recording_s(waits):
     source = next(s for s in waits.sources if s.kind == "RECORDED")
     eager = ran(waits, source=source.label, model="smollm2-135m", backend="TRITON_ATTN", batch=1, mode="NONE")
-    (steps,) = [e.recording for e in library().of("steps") if e.name == "h200.json.gz"]
-    row = steps.find(model="smollm2-135m", backend="TRITON_ATTN", batch=1, context=512, requested_mode="NONE")
-    full = steps.find(model="smollm2-135m", backend="TRITON_ATTN", batch=1, context=512, requested_mode="FULL")
+    row, full, _ = newest("NONE", "FULL", model="smollm2-135m", backend="TRITON_ATTN", batch=1, context=512)
     assert eager.values["launches"] == row.launches and eager.values["step_us"] == 1e3 * row.p50_ms
     assert eager.values["instructions_us"] == pytest.approx(row.device_us - full.device_us)
     assert sum(eager.data["parts"].values()) == pytest.approx(eager.values["step_us"])

@@ -19,6 +19,7 @@ from labkit.lab.runs import Context, simulated
 from labkit.lab.static_graph import StaticGraph, replay
 from labkit.lab.worker import Worker
 from labkit.measure.library import library
+from tests.lab.fakes import newest
 
 TIMEOUT = 60
 
@@ -136,9 +137,8 @@ def test_a_model_s_step(pairs):
 def test_a_recorded_pair_is_the_recording_s(pairs):
     source = next(s for s in pairs.sources if s.kind == "RECORDED")
     run = ran(pairs, source=source.label, model="smollm2-135m", backend="TRITON_ATTN", batch=1)
-    (steps,) = [e.recording for e in library().of("steps") if e.name == "h200.json.gz"]
     where = {"model": "smollm2-135m", "backend": "TRITON_ATTN", "batch": 1, "context": 512}
-    eager, full = steps.find(**where, requested_mode="NONE"), steps.find(**where, requested_mode="FULL")
+    eager, full, _ = newest("NONE", "FULL", **where)
     assert (run.values["eager_ms"], run.values["graph_ms"]) == (eager.p50_ms, full.p50_ms)
     assert (run.values["eager_launches"], run.values["launches"]) == (eager.launches, full.launches)
     assert run.data["launch_us"] == [eager.phases_us["launch"], full.phases_us["launch"]]

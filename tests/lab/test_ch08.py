@@ -139,7 +139,9 @@ def test_what_cannot_be_read_is_named(sizes):
 def test_recorded_steps_are_the_recording_s(sizes):
     source = next(s for s in sizes.sources if s.kind == "RECORDED")
     run = ran(sizes, source=source.label, list="custom", recorded_sizes="8, 60", traffic="typed", steps="5:3, 33, 64:2")
-    (steps,) = [e.recording for e in library().of("steps") if e.name == "h200.json.gz"]
+    (steps,) = [e.recording for e in library().of("steps") if e.provenance == run.provenance]
+    assert len({row.size for row in steps.rows if row.mode == "FULL"}) == 35
+    assert any(row.mode == "NONE" for row in steps.rows), "of those with most sizes, one that has eager steps too"
     where = {"model": run.settings["model"], "backend": run.settings["backend"], "context": 512}
     eight, sixty_four = (steps.find(**where, batch=n, requested_mode="FULL").p50_ms for n in (8, 64))
     assert run.data["size_list"] == [8, 64] and any("moved up" in note for note in run.notes)

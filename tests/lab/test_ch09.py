@@ -121,8 +121,9 @@ def test_a_form_that_nobody_measured_is_not_filled_in():
 def test_what_is_recorded_today(shown):
     source = next(s for s in shown.sources if s.kind == "RECORDED")
     run = ran(shown, source=source.label, model="smollm2-135m", backend="TRITON_ATTN", batch=1)
-    (steps,) = [e.recording for e in library().of("steps") if e.name == "h200.json.gz"]
-    row = steps.find(model="smollm2-135m", backend="TRITON_ATTN", batch=1, context=512, requested_mode="NONE")
+    (steps,) = [e.recording for e in library().of("steps") if e.provenance == run.provenance]
+    where = {"model": "smollm2-135m", "backend": "TRITON_ATTN", "batch": 1, "context": 512, "compile": "NONE"}
+    row = steps.find(**where, requested_mode="NONE")
     assert run.values["eager_ms"] == row.p50_ms and run.values["eager_launches"] == row.launches
     assert str(run.provenance.kind) == "RECORDED"
     if run.values["compile_ms"] is None:

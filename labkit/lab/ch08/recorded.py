@@ -38,7 +38,7 @@ class RecordedSizes:
             for model, backend in dict.fromkeys((row.model, row.backend) for row in rec.rows):
                 graphs, eager = _of(rec, model, backend)
                 known = self._steps.get((model, backend))
-                if len(graphs) > (len(known[0]) if known else 3):
+                if (len(graphs), len(eager)) > ((len(known[0]), len(known[1])) if known else (3, len(eager))):
                     self._steps[model, backend] = graphs, eager, rec
 
     @property
@@ -142,7 +142,7 @@ def recorded_sources() -> tuple[list[RecordedSizes], list[str]]:
 
 
 def _of(rec: Recording, model: str, backend: str) -> tuple[dict[int, Row], dict[int, Row]]:
-    """Steps in a graph by size and eager ones by batch, at the context that has most sizes."""
+    """Steps in a graph by size and eager ones by batch, at the context that has most sizes, then most batches."""
     rows = [row for row in rec.rows if (row.model, row.backend, row.compile, row.chunk, row.query_len)
             == (model, backend, "NONE", 0, 1)]  # fmt: skip
     contexts = sorted({row.context for row in rows})
@@ -150,6 +150,6 @@ def _of(rec: Recording, model: str, backend: str) -> tuple[dict[int, Row], dict[
     for context in contexts:
         here = [row for row in rows if row.context == context]
         graphs = {row.size: row for row in here if row.mode == "FULL" and row.size == row.batch}
-        if len(graphs) > len(best[0]):
-            best = graphs, {row.batch: row for row in here if row.mode == "NONE"}
+        found = graphs, {row.batch: row for row in here if row.mode == "NONE"}
+        best = max(best, found, key=lambda pair: (len(pair[0]), len(pair[1])))
     return best

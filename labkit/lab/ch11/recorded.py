@@ -32,7 +32,8 @@ class RecordedBill:
     def __init__(self, recording: Recording, label: str) -> None:
         self.label, self._recording = label, recording
         self.rows = [row for row in recording.rows if row.query_len == 1 and not row.chunk and not row.emulated]
-        self.has_startup = any(self.setup(row) for row in self.rows)
+        found = [setup for row in self.rows if (setup := self.setup(row)) is not None]
+        self.has_startup, self.graphs = bool(found), max((setup.graphs for setup in found), default=0)
 
     def setup(self, row: Row) -> Setup | None:
         """What getting ready for this row's configuration took; nothing is prepared for an eager, uncompiled step."""
@@ -101,6 +102,8 @@ class RecordedBill:
         ways = {"NONE": "every launch", "PIECEWISE": "every piece and every attention", "FULL": "the graph as a whole"}
         why = f"The host has its turn around {ways[row.mode]}"
         why += f": {row.launches} launches in a step." if row.launches is not None else "."
+        if setup is not None and setup.sizes:
+            why += f" Its start captured {setup.sizes} size{'s' if setup.sizes > 1 else ''}."
         notes = [f"The compile cache was warm: {setup.compile_ms / 1e3:.1f} s to read it."
                  ] if setup is not None and setup.from_cache else []  # fmt: skip
         return outcome(
@@ -111,7 +114,10 @@ class RecordedBill:
 
 
 def recorded_bills(entries: Sequence[Entry] | None = None) -> tuple[list[RecordedBill], list[str]]:
-    """One source per recording of a GPU's steps, those with start-up times first; sentences on what is missing."""
+    """One source per recording of a GPU's steps; sentences on what is missing.
+
+    The one whose start-up captured the most graphs comes first: an engine that serves has its whole list of sizes.
+    """
     found = []
     for one in library().of("steps") if entries is None else entries:
         if one.provenance.gpu and one.recording.rows:
@@ -119,7 +125,7 @@ def recorded_bills(entries: Sequence[Entry] | None = None) -> tuple[list[Recorde
             name = one.name.split(".")[0]
             found.append(RecordedBill(one.recording, f"{machine} · {name if one.is_shipped else one.origin}"))
     found = [one for one in found if one.rows]
-    found.sort(key=lambda one: not one.has_startup)
+    found.sort(key=lambda one: (not one.has_startup, -one.graphs))
     if not found:
         return [], [ABSENT]
     return found, [] if any(one.has_startup for one in found) else [NO_STARTUP]
