@@ -146,7 +146,7 @@ def test_recorded_steps_are_the_recording_s(sizes):
     eight, sixty_four = (steps.find(**where, batch=n, requested_mode="FULL").p50_ms for n in (8, 64))
     assert run.data["size_list"] == [8, 64] and any("moved up" in note for note in run.notes)
     assert run.values["step_ms"] == pytest.approx((3 * eight + 3 * sixty_four) / 6)
-    assert run.values["capture_s"] is None and recorded.NO_CAPTURES in run.notes
+    assert run.values["capture_s"] > 0 and recorded.NO_CAPTURES not in run.notes, "captures ship too"
     known = ran(sizes, recorded_sizes="8", steps="8, 32")
     eager = steps.find(**where, batch=32, requested_mode="NONE").p50_ms
     assert known.values["step_ms"] == pytest.approx((eight + eager) / 2) and known.values["misses"] == 1
