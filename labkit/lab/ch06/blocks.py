@@ -32,9 +32,10 @@ class BlocksSource:
         longest = min(values.get("a", 10), values.get("b", 9))
         return [
             Choice("block_size", "Page size", [(f"{n} tokens", n) for n in (4, 2, 8)], help="Tokens in a block."),
-            Number("a", "Prompt of A", 2, 16, 10, help="Tokens in A's prompt."),
-            Number("b", "Prompt of B", 2, 16, 9, help="Tokens in B's prompt."),
-            Number("common", "In common", 0, longest, min(8, longest), help="How many of them are the same."),
+            Number("a", "Prompt of A", 2, 16, 10, unit="tokens", help="Tokens in A's prompt."),
+            Number("b", "Prompt of B", 2, 16, 9, unit="tokens", help="Tokens in B's prompt."),
+            Number("common", "In common", 0, longest, min(8, longest), unit="tokens",
+                   help="How many of them are the same, from the first on."),
             Toggle("caching", "Prefix caching", True, help="enable_prefix_caching: full blocks are found by content."),
             Choice("moment", "Moment", [(word, i) for i, word in enumerate(MOMENTS)], 1,
                    help="How far the story has come."),

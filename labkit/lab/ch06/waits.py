@@ -51,7 +51,7 @@ def ways(chunks: Sequence[int]) -> Ways:
 def traffic_controls(prompt: int, most: int, chunks: str) -> list[Control]:
     return [
         Number("decodes", "Decodes", 1, 32, 8, help="Requests that get one token after another when the prompt comes."),
-        Number("prompt", "Prompt", 64, most, prompt, help="Tokens of each prompt that arrives."),
+        Number("prompt", "Prompt", 64, most, prompt, unit="tokens", help="Tokens of each prompt that arrives."),
         Number("prompts", "Prompts", 1, 4, 1, help="How many arrive, one before each step."),
         Text("chunks", "Chunks", chunks, parse=read_chunks, placeholder=chunks,
              help="long_prefill_token_threshold: most tokens of one prompt in a step. One to three sizes."),

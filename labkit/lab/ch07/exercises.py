@@ -195,11 +195,13 @@ ILLEGAL_LINES = Exercise(
     ask="Write <code>illegal_lines(lines, tensors)</code>. <code>lines</code> are lines of code that would run inside "
     "a capture, <code>tensors</code> the names that are tensors on the GPU; every other name is a Python number. "
     "Return the numbers of the lines that a capture refuses, counted from 1. A line is refused when the host needs a "
-    "<i>value</i> that the GPU has not computed, for while it records nothing is computed: a call of "
-    "<code>.item()</code>, <code>.tolist()</code> or <code>.cpu()</code>; waiting with <code>synchronize()</code>; a "
-    "result whose shape depends on values, <code>.nonzero()</code>; a line that begins with <code>if </code> or "
-    "<code>print(</code> and names a tensor. Not refused: the same words in a comment after <code>#</code>, and a "
-    "tensor's <code>.shape</code>, which the host knows.",
+    "<i>value</i> that the GPU has not computed, for while it records nothing is computed:"
+    "<ul><li>a call of <code>.item()</code>, <code>.tolist()</code> or <code>.cpu()</code>;</li>"
+    "<li>waiting with <code>synchronize()</code>;</li>"
+    "<li>a result whose shape depends on values: <code>.nonzero()</code>;</li>"
+    "<li>a line that begins with <code>if </code> or <code>print(</code> and names a tensor.</li></ul>"
+    "Not refused: the same words in a comment after <code>#</code>, and a tensor's <code>.shape</code>, which the host "
+    "knows.",
     solution=illegal_lines,
     cases=_line_cases,
     show=_show_lines,
@@ -263,7 +265,7 @@ class _Baked:
         writes[-1] = 2.0 * self.last + 1.0
 
 
-class _Scratch(StaticGraph):
+class _Graph(StaticGraph):
     """Its buffers may be left in any state: what counts is what was found out with them."""
 
     def state(self) -> tuple[Any, ...]:
@@ -287,7 +289,7 @@ def _verify_cases(rng: random.Random) -> Iterator[Case]:
         return [np.array([round(rng.uniform(-scale, scale), 2) for _ in range(4)]) for _ in range(5)]
 
     def graph(compute: Any, says: str) -> StaticGraph:
-        return _Scratch(np.zeros(4), np.zeros(4), compute, says)
+        return _Graph(np.zeros(4), np.zeros(4), compute, says)
 
     for _ in range(3):
         yield case("a graph that is right", eager_step, graph(_right, "a graph"), five(4.0))
@@ -351,7 +353,8 @@ DIFFERING = Exercise(
     minutes=8,
     items=("B3",),
     ask="Write <code>differing(eager, graph, inputs)</code>. <code>eager(values)</code> computes the step without a "
-    "graph and returns a new array; <code>graph</code> is as in 07.1. Run every array of <code>inputs</code> through "
+    "graph and returns a new array; <code>graph</code> is as in 07.1, with <code>input</code>, <code>output</code> and "
+    "<code>launch()</code>. Run every array of <code>inputs</code> through "
     "both and return the places, from 0, where the results differ by more than rounding (<code>numpy.allclose</code>): "
     "an empty list means that the graph may be used. Every input is as long as the graph.",
     solution=differing,
