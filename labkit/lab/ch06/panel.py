@@ -42,8 +42,8 @@ WAIT_GATE = Gate(
     "the time until the prompt's own first token?",
     options=[("it gets shorter", "shorter"), ("it stays", "same"), ("it gets longer", "longer")],
     answer=lambda runs: _chunks_answer(runs),
-    explain="Every chunk is a step with its fixed part, and with everybody's decodes in it. The others wait less, the "
-    "prompt itself waits longer. That is the trade.",
+    explain="Every chunk is a step with its fixed part, and with everybody's decodes in it. The longest wait of the "
+    "others shrinks, at best to that fixed part; the prompt itself waits longer. That is the trade.",
 )
 
 

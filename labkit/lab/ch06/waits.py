@@ -232,6 +232,11 @@ def recorded_sources() -> tuple[list[RecordedSource], list[str]]:
     return sources, [] if sources else ["No RECORDED source: no recording of requests is there."]
 
 
+#: Below this share of the whole prompt's worst wait that of a chunk is called shorter; above this multiple of all waits
+#: together, longer.
+SHORTER, LATER = 0.8, 1.1
+
+
 def recording_of(data: Mapping[str, Any]) -> RequestRecording:
     """What a run holds, as a recording again."""
     return RequestRecording(
@@ -265,15 +270,19 @@ def outcome(recording: RequestRecording, rows: Sequence[RequestRow], notes: Sequ
     if smallest is not None:
         steps = -(-whole.prompt // smallest.chunk)
         said += f" In chunks of {smallest.chunk} it is {smallest.worst_itl_ms:.3g} ms and {smallest.p50_ttft_ms:.3g} ms"
-        if smallest.worst_itl_ms < 0.95 * whole.worst_itl_ms:
+        if smallest.worst_itl_ms < SHORTER * whole.worst_itl_ms:
             said += ", since no step is long"
         else:
             said += (
-                ": steps are no shorter here, be it that a step's fixed part is most of it, or that something else ran"
+                ": steps are hardly shorter here, be it that a step's fixed part is most of it, or that something else "
+                "ran"
             )
         if smallest.p50_ttft_ms > 1.05 * whole.p50_ttft_ms:
             said += f"; the prompt needs {steps} of them, each with its fixed part and with decodes in it"
         said += "."
+        total, chunked = (sum(data[f"waits {row.scheduling}"]) for row in (whole, smallest))
+        if chunked > LATER * total and len(data[f"waits {whole.scheduling}"]) == len(smallest.waits[0]):
+            said += f" Added up, a decode waits {chunked - total:.3g} ms longer for the same tokens."
     origin = f"n = {whole.runs} run{'s' * (whole.runs > 1)} of each scheduling, {made.order}" if made.order else ""
     return Outcome(data, table, said, made, whole.worst_per_run(made.kind), tuple(filter(None, (origin, *notes))),
                    "longest wait beside a whole prompt")  # fmt: skip
