@@ -63,6 +63,12 @@ def layer_cache(layer: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return context.key_caches[layer], context.value_caches[layer], context.metadata.slot_mapping
 
 
+def slots() -> torch.Tensor | None:
+    """Slots of this step's tokens, −1 on padding; None outside a forward context, where every token is a real one."""
+    context = _current.context
+    return None if context is None else context.metadata.slot_mapping
+
+
 def attend(layer: int, query: torch.Tensor, output: torch.Tensor) -> None:
     """Attention of one layer whose K and V of this step are in the cache already; see `attention`.
 
