@@ -9,6 +9,7 @@ import dataclasses
 import time
 import types
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +24,11 @@ from labkit.models.decoder import Decoder
 
 #: Tokens of the example that is traced: any number that is neither 0 nor 1 and no size of a weight.
 EXAMPLE_TOKENS = 34
+#: What `traceable.forward` calls: another text of these is another pass.
+_BLOCKS = [
+    str(path) for name in ("blocks", "layers", "moe", "mla")
+    if (path := Path(traceable.__file__).with_name(f"{name}.py")).is_file()
+]  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +140,7 @@ def _factors(decoder: Any, splitting_ops: Sequence[str], compile_sizes: Sequence
     return {
         "config": config, "dtype": str(decoder.dtype), "device": device, "splitting_ops": list(splitting_ops),
         "compile_sizes": sorted(compile_sizes),
-        "code": source_hash([m.__file__ for m in (traceable, trace, pieces, compiler) if m.__file__]),
+        "code": source_hash([*_BLOCKS, *(m.__file__ for m in (traceable, trace, pieces, compiler) if m.__file__)]),
     }  # fmt: skip
 
 

@@ -107,7 +107,7 @@ def weight_bytes(model: ModelConfig, dtype: str) -> int:
 
     The table has a cosine and a sine, in fp32, for each position and each pair of a head's elements.
     """
-    return model.num_parameters() * _itemsize(dtype) + model.max_position_embeddings * model.head_size * 4
+    return model.num_parameters() * _itemsize(dtype) + model.max_position_embeddings * model.rotary_size * 4
 
 
 def kv_bytes(model: ModelConfig, limits: Limits, tokens: int | None = None, budget: int | None = None) -> int:

@@ -39,11 +39,11 @@ def test_c38_layers_of_different_width_share_nothing() -> None:
     made = decoder(4)
     for index, layer in enumerate(made.layers):
         width = 32 * (index + 1) if index < 3 else 32
-        layer.gate_up, layer.down = torch.empty(2 * width, 64), torch.empty(64, width)
+        layer.mlp.gate_up, layer.mlp.down = torch.empty(2 * width, 64), torch.empty(64, width)
     program = split_model(made).program
     assert [p.cls for p in program.pieces] == [0, 1, 2, 3, 4], "three widths in the middle, then the last norm"
     same = decoder(4)
-    same.layers[2].qkv = same.layers[2].qkv.clone()
+    same.layers[2].attention.qkv = same.layers[2].attention.qkv.clone()
     assert split_model(same).program.num_classes == 3, "other weights of the same shape are the same code"
 
 

@@ -25,9 +25,9 @@ def test_every_tensor_lands_in_its_place(tmp_path: Path) -> None:
     assert (loaded.weights, loaded.dtype, loaded.source) == ("real", "float32", str(tmp_path))
     layer = loaded.decoder.layers[1]
     q, k, v = (state[f"model.layers.1.self_attn.{x}_proj.weight"] for x in "qkv")
-    assert torch.equal(layer.qkv, torch.cat((q, k, v)))
+    assert torch.equal(layer.attention.qkv, torch.cat((q, k, v)))
     gate, up = (state[f"model.layers.1.mlp.{x}_proj.weight"] for x in ("gate", "up"))
-    assert torch.equal(layer.gate_up, torch.cat((gate, up)))
+    assert torch.equal(layer.mlp.gate_up, torch.cat((gate, up)))
     views = loaded.decoder.checkpoint_views()
     assert set(views) == set(state)
     assert all(torch.equal(views[name], state[name]) for name in state)
@@ -256,4 +256,4 @@ def test_a_folder_without_a_tokenizer_reads_bytes_and_says_so(
     loaded = load_folder(write_folder(tmp_path))
     assert loaded.tokenizer.encode("hé") == list("hé".encode())
     assert "has no tokenizer" in capsys.readouterr().err
-    assert loaded.decoder.layers[0].qkv.shape[0] == (HEADS + 2 * KV_HEADS) * HEAD
+    assert loaded.decoder.layers[0].attention.qkv.shape[0] == (HEADS + 2 * KV_HEADS) * HEAD
