@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class ForwardContext:
     """What attention needs during one forward pass. Caches are per layer, see `AttentionBackend.forward` for shapes.
 
-    `break_at(layer, query, output)`, where given, is called in place of attention: whoever records the pass as segments
-    ends one there and begins the next.
+    `break_at(layer, *tensors)`, where given, is called in place of attention, with the arguments that `resume` wants
+    later: whoever records the pass as segments ends one there and begins the next.
     """
 
     backend: AttentionBackend
@@ -35,7 +35,7 @@ class ForwardContext:
     key_caches: Sequence[torch.Tensor]
     value_caches: Sequence[torch.Tensor]
     scale: float
-    break_at: Callable[[int, torch.Tensor, torch.Tensor], None] | None = None
+    break_at: Callable[..., None] | None = None
 
 
 class _Current(threading.local):
@@ -86,6 +86,11 @@ def attend(layer: int, query: torch.Tensor, output: torch.Tensor) -> None:
     context.backend.forward(
         query, context.key_caches[layer], context.value_caches[layer], output, metadata, scale=context.scale
     )
+
+
+def resume(layer: int, *tensors: torch.Tensor) -> None:
+    """Run the attention that a segment was ended for, in the context of the moment."""
+    attend(layer, *tensors)
 
 
 def attention(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, output: torch.Tensor) -> None:

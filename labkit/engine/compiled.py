@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from labkit.config import ModelConfig
+from labkit.config import SPLITTING_OPS, ModelConfig
 from labkit.graphs import compiler, pieces, trace
 from labkit.graphs.compile_cache import CompileCache, cache_key, source_hash
 from labkit.graphs.compiler import ClassReport, CompiledClass, CompiledForward
@@ -62,7 +62,7 @@ class CompiledModel:
 
 def compile_model(
     decoder: Decoder,
-    splitting_ops: Sequence[str] = (pieces.ATTENTION,),
+    splitting_ops: Sequence[str] = SPLITTING_OPS,
     compile_sizes: Sequence[int] = (),
     *,
     cache: CompileCache | None = None,
@@ -112,10 +112,10 @@ def is_cached(config: ModelConfig, dtype: str, device: torch.device) -> bool:
     """
     like = types.SimpleNamespace(config=config, dtype=getattr(torch, dtype), device=device)
     cache = CompileCache()
-    return cache.enabled and (cache.folder / cache_key(_factors(like, (pieces.ATTENTION,), ()))).is_dir()
+    return cache.enabled and (cache.folder / cache_key(_factors(like, SPLITTING_OPS, ()))).is_dir()
 
 
-def split_model(decoder: Decoder, splitting_ops: Sequence[str] = (pieces.ATTENTION,)) -> Split:
+def split_model(decoder: Decoder, splitting_ops: Sequence[str] = SPLITTING_OPS) -> Split:
     """Trace and cut only. Raises CompileError."""
     found: list[Split] = []
     _trace(decoder, lambda traced: found.append(pieces.split(traced, splitting_ops)))

@@ -16,7 +16,7 @@ import torch
 
 from labkit.attention.interface import AttentionBackend
 from labkit.attention.metadata import AttentionMetadata
-from labkit.attention.op import ForwardContext, attend, forward_context
+from labkit.attention.op import ForwardContext, forward_context, resume
 from labkit.config import CUDAGraphMode as Mode
 from labkit.engine.inputs import StepInputs, StepView
 from labkit.engine.report import CaptureRecord
@@ -297,7 +297,7 @@ class Runner:
             return self._forward(view, metadata, break_at)
 
         graph = self.capturer.capture_segments(
-            key.size, lambda: self._forward(view, metadata), forward, attend, self._hidden
+            key.size, lambda: self._forward(view, metadata), forward, resume, self._hidden
         )
         return graph, view
 

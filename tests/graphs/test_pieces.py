@@ -7,9 +7,10 @@ import dataclasses
 import pytest
 import torch
 
+from labkit.config import SPLITTING_OPS
 from labkit.engine.compiled import split_model
 from labkit.errors import CompileError
-from labkit.graphs.pieces import ATTENTION, Program, split
+from labkit.graphs.pieces import Program, split
 from labkit.graphs.trace import Trace, trace
 from labkit.models.decoder import Decoder
 from labkit.models.shapes import SHAPES
@@ -80,7 +81,7 @@ def test_every_register_is_written_before_it_is_read_and_freed_after() -> None:
         known -= set(i.frees)
     assert known == {*range(len(program.inputs)), program.result}, "nothing else is kept to the end"
     assert Program.from_dict(program.as_dict()) == program
-    assert ATTENTION in str(torch.ops.labkit.unified_attention_with_output.default._schema)
+    assert SPLITTING_OPS[0] in str(torch.ops.labkit.unified_attention_with_output.default._schema)
 
 
 @pytest.mark.parametrize("breaks", ["branch", "break"])
