@@ -18,6 +18,7 @@ from labkit.paging.cache_write import write_kv
 if TYPE_CHECKING:
     import torch
 
+    from labkit.attention.groups import LayerAttention
     from labkit.attention.interface import AttentionBackend
     from labkit.attention.metadata import AttentionMetadata
 
@@ -27,7 +28,8 @@ class ForwardContext:
     """What attention needs during one forward pass. Caches are per layer, see `AttentionBackend.forward` for shapes.
 
     `break_at(layer, *tensors)`, where given, is called in place of attention, with the arguments that `resume` wants
-    later: whoever records the pass as segments ends one there and begins the next.
+    later: whoever records the pass as segments ends one there and begins the next. `layers`, where given, has what each
+    layer asks beyond a plain call, and the backend of its group.
     """
 
     backend: AttentionBackend
@@ -36,6 +38,7 @@ class ForwardContext:
     value_caches: Sequence[torch.Tensor]
     scale: float
     break_at: Callable[..., None] | None = None
+    layers: Sequence[LayerAttention] = ()
 
 
 class _Current(threading.local):
@@ -83,9 +86,11 @@ def attend(layer: int, query: torch.Tensor, output: torch.Tensor) -> None:
     tokens = metadata.num_tokens
     if query.shape[0] != tokens:
         query, output = query[:tokens], output[:tokens]
-    context.backend.forward(
-        query, context.key_caches[layer], context.value_caches[layer], output, metadata, scale=context.scale
-    )
+    keys, values = context.key_caches[layer], context.value_caches[layer]
+    if context.layers:
+        context.layers[layer].forward(query, keys, values, output, metadata, context.scale)
+    else:
+        context.backend.forward(query, keys, values, output, metadata, scale=context.scale)
 
 
 def resume(layer: int, *tensors: torch.Tensor) -> None:
