@@ -152,6 +152,14 @@ class Decoder:
         if not self.config.tie_word_embeddings:
             yield "lm_head.weight", self.lm_head
 
+    def stacked_views(self) -> dict[str, tuple[torch.Tensor, tuple[str, ...]]]:
+        """Other names that a checkpoint may have for experts, with the names of `checkpoint_views` each stands for."""
+        found: dict[str, tuple[torch.Tensor, tuple[str, ...]]] = {}
+        for index, layer in enumerate(self.layers):
+            if self.config.is_moe_layer(index):
+                found |= layer.mlp.stacked_views(f"model.layers.{index}.")
+        return found
+
     def num_bytes(self) -> int:
         """Bytes of all weights and of the rotary table."""
         views = self.checkpoint_views().values()

@@ -120,8 +120,13 @@ def _to_stderr(line: str) -> None:
 def _load_weights(decoder: Decoder, folder: Path) -> None:
     """Copy every tensor into its place, converting dtype and device on the way; all must be there, and nothing else."""
     views = decoder.checkpoint_views()
-    missing, unknown = dict(views), []
+    missing, unknown, stacked = dict(views), [], decoder.stacked_views()
     for name, tensor in read_tensors(folder):
+        if name in stacked:  # one tensor in place of many
+            view, covered = stacked[name]
+            views[name] = view
+            if all(missing.pop(one, None) is not None for one in covered):
+                missing[name] = view
         if name not in views:
             if not _is_derived(name, decoder.config):
                 unknown.append(name)

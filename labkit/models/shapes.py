@@ -5,7 +5,10 @@ Every number is the one in the model's published `config.json`; `num_parameters(
 
 from __future__ import annotations
 
+from typing import Any
+
 from labkit.config import ModelConfig, RopeScaling
+from labkit.model_config import FULL, SLIDING
 
 #: The model with real weights that `labkit.models.fetch` puts into the cache.
 DEFAULT_MODEL = "smollm2-135m-instruct"
@@ -14,6 +17,27 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 def _llama3_scaling(factor: float) -> RopeScaling:
     return RopeScaling(factor=factor, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192)
 
+
+def _alternating(layers: int) -> tuple[str, ...]:
+    return tuple(FULL if layer % 2 else SLIDING for layer in range(layers))
+
+
+def _gemma2(layers: int, hidden: int, window: int, cap: float, final_cap: float, scalar: float) -> dict[str, Any]:
+    return dict(
+        layer_types=_alternating(layers), sliding_window=window, attn_logit_softcapping=cap,
+        final_logit_softcapping=final_cap, query_pre_attn_scalar=scalar, hidden_act="gelu_pytorch_tanh",
+        embedding_multiplier=hidden**0.5, norm_plus_one=True, sandwich_norms=True, architecture="gemma2",
+    )  # fmt: skip
+
+
+def _gpt_oss(layers: int, window: int) -> dict[str, Any]:
+    return dict(
+        layer_types=_alternating(layers), sliding_window=window, has_sinks=True, attention_bias=True,
+        scoring_func="topk_softmax", expert_bias=True, swiglu_limit=7.0, architecture="gpt_oss",
+    )  # fmt: skip
+
+
+_GPT_OSS_ROPE = RopeScaling(kind="yarn", factor=32.0, original_max_position_embeddings=4096, truncate=False)
 
 _ALL = (
     # 9 query heads on 3 KV heads: a group of 3, which is no power of two.
@@ -54,6 +78,36 @@ _ALL = (
         rope_theta=500_000.0, rope_scaling=_llama3_scaling(8.0), tie_word_embeddings=False,
         bos_token_id=128000, eos_token_ids=(128001, 128008, 128009),
     ),
+    # 128 experts of which 8 work for a token: 3.3 B of 30.5 B parameters.
+    ModelConfig(
+        name="qwen3-30b-a3b", vocab_size=151936, hidden_size=2048, intermediate_size=6144, num_layers=48,
+        num_heads=32, num_kv_heads=4, head_size=128, max_position_embeddings=40960, rms_norm_eps=1e-6,
+        rope_theta=1_000_000.0, tie_word_embeddings=False, qk_norm=True, architecture="qwen3_moe",
+        num_experts=128, num_experts_per_tok=8, moe_intermediate_size=768, norm_topk_prob=True,
+        bos_token_id=151643, eos_token_ids=(151645, 151643),
+    ),
+    ModelConfig(
+        name="mixtral-8x7b", vocab_size=32000, hidden_size=4096, intermediate_size=14336, num_layers=32,
+        num_heads=32, num_kv_heads=8, head_size=128, max_position_embeddings=32768, rms_norm_eps=1e-5,
+        rope_theta=1_000_000.0, tie_word_embeddings=False, architecture="mixtral",
+        num_experts=8, num_experts_per_tok=2, moe_intermediate_size=14336, scoring_func="topk_softmax",
+        bos_token_id=1, eos_token_ids=(2,),
+    ),
+    # Layers alternate: a window of 4096 tokens, then everything. Scores and logits are soft-capped.
+    ModelConfig(
+        name="gemma-2-2b", vocab_size=256000, hidden_size=2304, intermediate_size=9216, num_layers=26,
+        num_heads=8, num_kv_heads=4, head_size=256, max_position_embeddings=8192, rms_norm_eps=1e-6,
+        rope_theta=10_000.0, tie_word_embeddings=True, **_gemma2(26, 2304, 4096, 50.0, 30.0, 256),
+        bos_token_id=2, eos_token_ids=(1, 107),
+    ),
+    # A window of 128 tokens in every other layer, sinks in all; a token meets 4 of 32 experts.
+    ModelConfig(
+        name="gpt-oss-20b", vocab_size=201088, hidden_size=2880, intermediate_size=2880, num_layers=24,
+        num_heads=64, num_kv_heads=8, head_size=64, max_position_embeddings=131072, rms_norm_eps=1e-5,
+        rope_theta=150_000.0, rope_scaling=_GPT_OSS_ROPE, tie_word_embeddings=False,
+        **_gpt_oss(24, 128), num_experts=32, num_experts_per_tok=4, moe_intermediate_size=2880,
+        bos_token_id=199998, eos_token_ids=(200002, 199999, 200012),
+    ),
     # Two for tests: a step takes about a millisecond on a CPU. One has SmolLM2's group of 3, the other all of Qwen3's
     # particulars with an untied head.
     ModelConfig(
@@ -65,6 +119,32 @@ _ALL = (
         name="tiny-qwen3", vocab_size=512, hidden_size=64, intermediate_size=96, num_layers=3,
         num_heads=4, num_kv_heads=1, head_size=32, max_position_embeddings=4096, rms_norm_eps=1e-6,
         rope_theta=1_000_000.0, tie_word_embeddings=False, qk_norm=True, architecture="qwen3",
+    ),
+    # Two with experts: a batch of one gathers those of a token, larger ones meet all.
+    ModelConfig(
+        name="tiny-qwen3-moe", vocab_size=512, hidden_size=64, intermediate_size=96, num_layers=3,
+        num_heads=4, num_kv_heads=1, head_size=32, max_position_embeddings=4096, rms_norm_eps=1e-6,
+        rope_theta=1_000_000.0, tie_word_embeddings=False, qk_norm=True, architecture="qwen3_moe",
+        num_experts=12, num_experts_per_tok=3, moe_intermediate_size=40, norm_topk_prob=True,
+    ),
+    ModelConfig(
+        name="tiny-mixtral", vocab_size=512, hidden_size=64, intermediate_size=80, num_layers=2,
+        num_heads=6, num_kv_heads=2, head_size=32, max_position_embeddings=4096, rms_norm_eps=1e-5,
+        rope_theta=10_000.0, tie_word_embeddings=False, architecture="mixtral",
+        num_experts=4, num_experts_per_tok=2, moe_intermediate_size=80, scoring_func="topk_softmax",
+    ),
+    # Two whose layers alternate: windows short enough, caps low enough to matter in a short text.
+    ModelConfig(
+        name="tiny-gemma2", vocab_size=512, hidden_size=64, intermediate_size=96, num_layers=4,
+        num_heads=4, num_kv_heads=2, head_size=32, max_position_embeddings=4096, rms_norm_eps=1e-6,
+        rope_theta=10_000.0, tie_word_embeddings=True, **_gemma2(4, 64, 24, 3.0, 5.0, 24),
+    ),
+    ModelConfig(
+        name="tiny-gpt-oss", vocab_size=512, hidden_size=64, intermediate_size=48, num_layers=3,
+        num_heads=6, num_kv_heads=2, head_size=32, max_position_embeddings=4096, rms_norm_eps=1e-5,
+        rope_theta=150_000.0, tie_word_embeddings=False, **_gpt_oss(3, 20),
+        rope_scaling=RopeScaling(kind="yarn", factor=8.0, original_max_position_embeddings=512, truncate=False),
+        num_experts=8, num_experts_per_tok=2, moe_intermediate_size=48,
     ),
 )  # fmt: skip
 

@@ -92,7 +92,7 @@ def test_loading_needs_neither_transformers_nor_triton(tmp_path: Path, user_env:
 # --- config.json -------------------------------------------------------------------------------------------------
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "architecture": ({"architectures": ["MixtralForCausalLM"]}, "its architecture is MixtralForCausalLM"),
+    "architecture": ({"architectures": ["FalconForCausalLM"]}, "its architecture is FalconForCausalLM"),
     "no-architecture": ({"architectures": None}, "its architecture is model_type llama"),
     "remote-code": ({"auto_map": {"AutoModelForCausalLM": "modeling_x.X"}}, "run Python code from the folder"),
     "activation": ({"hidden_act": "gelu"}, "its activation is 'gelu'"),

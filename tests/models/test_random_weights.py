@@ -9,7 +9,7 @@ from labkit.models.loader import load_model
 
 from .conftest import Forward
 
-SHAPES = ["tiny-llama", "tiny-qwen3"]
+SHAPES = ["tiny-llama", "tiny-qwen3", "tiny-qwen3-moe", "tiny-mixtral"]
 
 
 @pytest.mark.parametrize("name", SHAPES)
