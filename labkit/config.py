@@ -15,10 +15,12 @@ from labkit.model_config import RopeScaling as RopeScaling
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 SDPA_KERNELS = ("auto", "math", "efficient", "flash", "cudnn")
 ATTENTION_BACKENDS = ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION", "XFORMERS", "TORCH_SDPA")
+#: Those of models with multi-head latent attention. No backend serves both kinds.
+MLA_ATTENTION_BACKENDS = ("FLASH_ATTN_MLA", "FLASHMLA", "FLASHINFER_MLA", "TRITON_MLA", "TORCH_SDPA_MLA")
 KV_CACHE_LAYOUTS = ("NHD", "HND")
 FLASH_ATTN_VERSIONS = (2, 3, 4)  # None and "auto": the first usable one in the order that suits the GPU
 #: Operators that a compiled model can be cut at.
-SPLITTING_OPS = ("labkit::unified_attention_with_output",)
+SPLITTING_OPS = ("labkit::unified_attention_with_output", "labkit::unified_mla_attention_with_output")
 #: How a step is cut at attention: compiled in pieces, or captured eagerly with a break there.
 PIECEWISE_METHODS = ("compile", "break")
 COMPILATION_MODES = ("NONE", "STOCK_TORCH_COMPILE", "VLLM_COMPILE")
@@ -194,13 +196,13 @@ class EngineConfig:
             name = str(self.attention_backend).upper()
             if name == "AUTO":
                 object.__setattr__(self, "attention_backend", "auto")
-            elif name in ATTENTION_BACKENDS:
+            elif name in (*ATTENTION_BACKENDS, *MLA_ATTENTION_BACKENDS):
                 object.__setattr__(self, "attention_backend", name)
             else:
                 raise ConfigError(
                     f"attention_backend={self.attention_backend!r}",
                     "there is no backend of that name",
-                    did_you_mean(name, ATTENTION_BACKENDS),
+                    did_you_mean(name, [*ATTENTION_BACKENDS, *MLA_ATTENTION_BACKENDS]),
                 )
         self._check_choice("dtype", DTYPES)
         self._check_choice("sdpa_kernel", SDPA_KERNELS)

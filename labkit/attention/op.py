@@ -10,8 +10,9 @@ import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from labkit.attention.kernels.mla_latent import write_latent
 from labkit.errors import LabkitError
 from labkit.paging.cache_write import write_kv
 
@@ -95,7 +96,10 @@ def attend(layer: int, query: torch.Tensor, output: torch.Tensor) -> None:
 
 def resume(layer: int, *tensors: torch.Tensor) -> None:
     """Run the attention that a segment was ended for, in the context of the moment."""
-    attend(layer, *tensors)
+    if len(tensors) == 3:
+        attend_latent(layer, *tensors)
+    else:
+        attend(layer, *tensors)
 
 
 def attention(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, output: torch.Tensor) -> None:
@@ -108,6 +112,36 @@ def attention(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.T
     """
     write_kv(key, value, *layer_cache(layer))
     attend(layer, query, output)
+
+
+def attend_latent(layer: int, query: torch.Tensor, kv_b: torch.Tensor, output: torch.Tensor) -> None:
+    """Multi-head latent attention of a layer whose latents of this step are in the cache; see `latent_attention`."""
+    context = _context()
+    if context.break_at is not None:
+        context.break_at(layer, query, kv_b, output)
+        return
+    metadata = context.metadata
+    tokens = metadata.num_tokens
+    if query.shape[0] != tokens:
+        query, output = query[:tokens], output[:tokens]
+    backend: Any = context.backend  # a LatentAttention around the backend, see `labkit.attention.split_mixed`
+    backend.attend(layer, kv_b, query, context.key_caches[layer], output, metadata, context.scale)
+
+
+def latent_attention(
+    layer: int, query: torch.Tensor, latent: torch.Tensor, kv_b: torch.Tensor, output: torch.Tensor
+) -> None:
+    """Cache write and multi-head latent attention of one layer, into `output`.
+
+    Args:
+        query: `[num_tokens, num_heads, nope + rope]`, its rotary part rotated.
+        latent: `[num_tokens, rank + rope]` of this step, normalised and rotated.
+        kv_b: the layer's up-projection of keys and values, `[num_heads * (nope + value), rank]`.
+        output: `[num_tokens, num_heads, value]`.
+    """
+    cache, _, slot_mapping = layer_cache(layer)
+    write_latent(latent, cache, slot_mapping)
+    attend_latent(layer, query, kv_b, output)
 
 
 def _context() -> ForwardContext:

@@ -129,10 +129,13 @@ def attention_spec(config: EngineConfig, model: ModelConfig, platform: Platform)
             f"Take {model.max_position_embeddings} or less.",
         )
     assert not isinstance(config.flash_attn_version, str)  # EngineConfig has turned "auto" into None
+    latent = model.uses_mla  # absorbed: every query head reads the one latent of a token
     return AttentionSpec(
         num_heads=model.num_heads,
-        num_kv_heads=model.num_kv_heads,
-        head_size=model.head_size,
+        num_kv_heads=1 if latent else model.num_kv_heads,
+        head_size=model.kv_lora_rank + model.qk_rope_head_dim if latent else model.head_size,
+        family="MLA" if latent else "MHA",
+        head_size_v=model.kv_lora_rank,
         dtype=resolve_dtype(config.dtype, platform)[0],
         block_size=config.block_size or DEFAULT_BLOCK_SIZE,
         kv_cache_layout=config.kv_cache_layout,

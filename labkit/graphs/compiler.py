@@ -24,7 +24,10 @@ _LAUNCHES = re.compile(
     r"^\s+(?:\w+ = )?(?:\w+\.run\(|cpp_fused\w*\(|extern_kernels\.\w+\(|torch\.ops\.(?!labkit)[\w.]+\()", re.M
 )
 #: What runs in the place of an operator that the pass is cut at: `(layer, *tensors)`.
-_RUNS: dict[str, Callable[..., None]] = {"labkit::unified_attention_with_output": op.attention}
+_RUNS: dict[str, Callable[..., None]] = {
+    "labkit::unified_attention_with_output": op.attention,
+    "labkit::unified_mla_attention_with_output": op.latent_attention,
+}
 
 
 @dataclasses.dataclass(frozen=True)
