@@ -38,14 +38,10 @@ def copy_bandwidth_gb_s(device: torch.device | str = "cuda", *, mib: int | None 
     return 2 * source.numel() * 4 / float(np.median(times)) / 1e3
 
 
-def weight_bytes(model: ModelConfig, dtype: str, tokens: int = 1) -> int:
-    """Bytes of weights that a step of `tokens` tokens must read: all, once.
-
-    But for an untied input embedding (it reads a few rows), and the experts that no token chose: how many those are is
-    an average over evenly spread choices, see `ModelConfig.experts_read`.
-    """
+def weight_bytes(model: ModelConfig, dtype: str) -> int:
+    """Bytes of the weights that steps read: all, once, but for an untied input embedding (it reads a few rows)."""
     skipped = 0 if model.tie_word_embeddings else model.vocab_size * model.hidden_size
-    return (model.num_read_parameters(tokens) - skipped) * ITEMSIZE[dtype]
+    return (model.num_parameters() - skipped) * ITEMSIZE[dtype]
 
 
 def expected_experts(model: ModelConfig, batch: int) -> float:

@@ -178,13 +178,14 @@ def workspace_bytes(model: ModelConfig, limits: Limits) -> int:
     """Bytes of the widest moment in a step of `max_num_batched_tokens` tokens: a lower bound of what it takes.
 
     In the feed-forward part, where it is widest: the residual and the layer's input (hidden size each), gate and up
-    side by side, and their product. Or in the head, where each of `max_num_seqs` rows has one logit per word. Whatever
+    side by side, and their product; with experts the product and the output of each that works for a token (gate and up
+    are never stored). Or in the head, where each of `max_num_seqs` rows has one logit per word. Whatever
     is the larger; attention's own buffers come on top.
     """
     size, tokens = _itemsize(limits.dtype), limits.max_num_batched_tokens
-    width = 0 if model.is_moe_layer(0) else model.intermediate_size
-    width = max(width, model.num_experts_per_tok * model.moe_intermediate_size)  # of all experts of a token
-    feed_forward = tokens * (2 * model.hidden_size + 3 * width) * size
+    dense = 0 if model.is_moe_layer(0) else 3 * model.intermediate_size
+    chosen = model.num_experts_per_tok * (model.moe_intermediate_size + model.hidden_size)
+    feed_forward = tokens * (2 * model.hidden_size + max(dense, chosen)) * size
     head = tokens * model.hidden_size * size + min(limits.max_num_seqs, tokens) * model.vocab_size * size
     return max(feed_forward, head)
 

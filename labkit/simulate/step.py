@@ -143,6 +143,12 @@ class DecodeModel:
                 f"weight_bits={self.weight_bits}, kv_bits={self.kv_bits}", "must lie above 0 and up to 32",
                 "16 is bfloat16, 8 is fp8 or INT8, 4 is INT4.",
             )  # fmt: skip
+        if self.shape.num_experts or self.shape.uses_mla:
+            kind = "experts" if self.shape.num_experts else "latent attention"
+            raise ConfigError(
+                f"model={self.shape.name!r}", f"a step of a model with {kind} is not simulated",
+                "Take a dense model; `labkit bench` measures this one where it fits.",
+            )  # fmt: skip
         if self.shape.num_heads % self.tp or self.shape.intermediate_size % self.tp:
             raise ConfigError(
                 f"tp={self.tp}", f"{self.shape.num_heads} heads and {self.shape.intermediate_size} columns of the MLP "

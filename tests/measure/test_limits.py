@@ -30,19 +30,6 @@ def test_a_step_reads_the_kv_of_every_request() -> None:
     )
 
 
-def test_a_step_reads_the_experts_that_its_tokens_choose() -> None:
-    """One token reads its own; of 16 experts with 4 a token, two tokens read 7 on average: 16 · (1 − (3/4)²)."""
-    moe = dataclasses.replace(
-        MODEL, intermediate_size=0, num_experts=16, num_experts_per_tok=4, moe_intermediate_size=5
-    )
-    expert, rest = 3 * 4 * 5, dataclasses.replace(moe, num_experts=0).num_parameters() + 3 * 16 * 4
-    for tokens, experts in ((1, 4), (2, 7), (1000, 16)):
-        assert moe.experts_read(tokens) == pytest.approx(experts)
-        assert limits.weight_bytes(moe, "float32", tokens) == 4 * (rest + 3 * experts * expert)
-    assert moe.num_read_parameters(1) == moe.num_active_parameters()
-    assert limits.step_bytes(moe, "float32", 2, 0) == limits.weight_bytes(moe, "float32", 2)
-
-
 def test_the_floor_is_bytes_over_bandwidth() -> None:
     assert limits.floor_ms(4.277e9, 4277.0) == pytest.approx(1.0)
 
