@@ -15,6 +15,7 @@ from labkit.config import ModelConfig
 from labkit.errors import LoadError
 from labkit.models.attention_config import attention_fields, refuse_attention, rope, with_defaults
 from labkit.models.experts_config import experts_fields, refuse_experts
+from labkit.models.mla_config import MLA_ARCHITECTURES, mla_fields, refuse_mla
 
 if TYPE_CHECKING:
     import torch
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama", "Qwen3ForCausalLM": "qwen3", "Qwen3MoeForCausalLM": "qwen3_moe",
     "MixtralForCausalLM": "mixtral", "Gemma2ForCausalLM": "gemma2", "GptOssForCausalLM": "gpt_oss",
+    "DeepseekV2ForCausalLM": "deepseek_v2", "DeepseekV3ForCausalLM": "deepseek_v3",
 }  # fmt: skip
 _FLOATS = ("F32", "F16", "BF16")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -54,6 +56,7 @@ def load_config(folder: Path, name: str | None = None) -> ModelConfig:
     generation = read_json(folder / "generation_config.json") or {}
     eos = generation.get("eos_token_id")
     eos = data.get("eos_token_id") if eos is None else eos
+    latent = mla_fields(architecture, data, folder)
     return ModelConfig(
         name=name or folder.resolve().name,
         vocab_size=number("vocab_size"),
@@ -62,7 +65,7 @@ def load_config(folder: Path, name: str | None = None) -> ModelConfig:
         num_layers=number("num_hidden_layers"),
         num_heads=heads,
         num_kv_heads=number("num_key_value_heads", heads),
-        head_size=number("head_dim", hidden // heads),
+        head_size=latent.pop("head_size", 0) or number("head_dim", hidden // heads),
         max_position_embeddings=max_positions,
         rms_norm_eps=float(data.get("rms_norm_eps", 1e-6)),
         rope_theta=theta,
@@ -75,19 +78,22 @@ def load_config(folder: Path, name: str | None = None) -> ModelConfig:
         eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
         **attention_fields(architecture, data),
         **experts_fields(architecture, data, folder),
+        **latent,
     )
 
 
 def _refuse_unsupported(data: Mapping[str, Any], folder: Path) -> None:
     what = f"model folder {folder}"
-    if "auto_map" in data:
+    names = data.get("architectures") or [f"model_type {data.get('model_type')}"]
+    # DeepSeek's folders bring the code of a class that transformers has by now, under the same name.
+    if "auto_map" in data and ARCHITECTURES.get(names[0]) not in MLA_ARCHITECTURES:
         why = "it wants to run Python code from the folder (auto_map), which is never done here"
         raise LoadError(what, why, "Use a model of a supported architecture that brings no code.")
-    names = data.get("architectures") or [f"model_type {data.get('model_type')}"]
     if names[0] not in ARCHITECTURES:
         raise LoadError(what, f"its architecture is {names[0]}", f"Supported: {', '.join(ARCHITECTURES)}.")
     refuse_experts(ARCHITECTURES[names[0]], data, folder)
     refuse_attention(ARCHITECTURES[names[0]], data, folder)
+    refuse_mla(ARCHITECTURES[names[0]], data, folder)
     if data.get("quantization_config"):
         why = "its weights are quantised (quantization_config)"
         raise LoadError(what, why, "Use a model in fp32, fp16 or bf16.")

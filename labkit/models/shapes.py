@@ -39,6 +39,14 @@ def _gpt_oss(layers: int, window: int) -> dict[str, Any]:
 
 _GPT_OSS_ROPE = RopeScaling(kind="yarn", factor=32.0, original_max_position_embeddings=4096, truncate=False)
 
+
+def _deepseek_yarn(mscale: float, original: int = 4096) -> RopeScaling:
+    return RopeScaling(
+        factor=40.0, kind="yarn", beta_fast=32.0, beta_slow=1.0, mscale=mscale, mscale_all_dim=mscale,
+        original_max_position_embeddings=original,
+    )  # fmt: skip
+
+
 _ALL = (
     # 9 query heads on 3 KV heads: a group of 3, which is no power of two.
     ModelConfig(
@@ -108,6 +116,25 @@ _ALL = (
         **_gpt_oss(24, 128), num_experts=32, num_experts_per_tok=4, moe_intermediate_size=2880,
         bos_token_id=199998, eos_token_ids=(200002, 199999, 200012),
     ),
+    # Latent attention: 576 numbers a token and layer in the cache, where 16 heads of K and V would be 5,120.
+    ModelConfig(
+        name="deepseek-v2-lite", vocab_size=102400, hidden_size=2048, intermediate_size=10944, num_layers=27,
+        num_heads=16, num_kv_heads=16, head_size=192, max_position_embeddings=163840, rms_norm_eps=1e-6,
+        rope_theta=10_000.0, rope_scaling=_deepseek_yarn(0.707), tie_word_embeddings=False,
+        architecture="deepseek_v2", num_experts=64, num_experts_per_tok=6, moe_intermediate_size=1408,
+        first_k_dense_replace=1, n_shared_experts=2, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64,
+        v_head_dim=128, bos_token_id=100000, eos_token_ids=(100001,),
+    ),
+    # For "what if", as the 70 billion above.
+    ModelConfig(
+        name="deepseek-v3", vocab_size=129280, hidden_size=7168, intermediate_size=18432, num_layers=61,
+        num_heads=128, num_kv_heads=128, head_size=192, max_position_embeddings=163840, rms_norm_eps=1e-6,
+        rope_theta=10_000.0, rope_scaling=_deepseek_yarn(1.0), tie_word_embeddings=False, architecture="deepseek_v3",
+        num_experts=256, num_experts_per_tok=8, moe_intermediate_size=2048, norm_topk_prob=True,
+        scoring_func="sigmoid", first_k_dense_replace=3, n_shared_experts=1, n_group=8, topk_group=4,
+        topk_method="noaux_tc", routed_scaling_factor=2.5, q_lora_rank=1536, kv_lora_rank=512, qk_nope_head_dim=128,
+        qk_rope_head_dim=64, v_head_dim=128, bos_token_id=0, eos_token_ids=(1,),
+    ),
     # Two for tests: a step takes about a millisecond on a CPU. One has SmolLM2's group of 3, the other all of Qwen3's
     # particulars with an untied head.
     ModelConfig(
@@ -145,6 +172,26 @@ _ALL = (
         rope_theta=150_000.0, tie_word_embeddings=False, **_gpt_oss(3, 20),
         rope_scaling=RopeScaling(kind="yarn", factor=8.0, original_max_position_embeddings=512, truncate=False),
         num_experts=8, num_experts_per_tok=2, moe_intermediate_size=48,
+    ),
+    # Two with latent attention and every particular of theirs: queries from the hidden state and by way of a latent,
+    # a dense first layer, shared experts, groups of experts. YaRN stretches a context that tests exceed.
+    ModelConfig(
+        name="tiny-deepseek-v2", vocab_size=512, hidden_size=64, intermediate_size=96, num_layers=3,
+        num_heads=4, num_kv_heads=4, head_size=48, max_position_embeddings=4096, rms_norm_eps=1e-6,
+        rope_theta=10_000.0, rope_scaling=_deepseek_yarn(0.707, 64),
+        tie_word_embeddings=False, architecture="deepseek_v2", num_experts=8, num_experts_per_tok=3,
+        moe_intermediate_size=48, first_k_dense_replace=1, n_shared_experts=2, n_group=4, topk_group=2,
+        topk_method="group_limited_greedy", routed_scaling_factor=2.0, kv_lora_rank=64, qk_nope_head_dim=32,
+        qk_rope_head_dim=16, v_head_dim=24,
+    ),
+    ModelConfig(
+        name="tiny-deepseek-v3", vocab_size=512, hidden_size=64, intermediate_size=96, num_layers=3,
+        num_heads=4, num_kv_heads=4, head_size=48, max_position_embeddings=4096, rms_norm_eps=1e-6,
+        rope_theta=10_000.0, rope_scaling=_deepseek_yarn(1.0, 64),
+        tie_word_embeddings=False, architecture="deepseek_v3", num_experts=8, num_experts_per_tok=3,
+        moe_intermediate_size=48, norm_topk_prob=True, scoring_func="sigmoid", first_k_dense_replace=1,
+        n_shared_experts=1, n_group=4, topk_group=2, topk_method="noaux_tc", routed_scaling_factor=2.5,
+        q_lora_rank=40, kv_lora_rank=64, qk_nope_head_dim=32, qk_rope_head_dim=16, v_head_dim=24,
     ),
 )  # fmt: skip
 
