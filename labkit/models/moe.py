@@ -233,7 +233,6 @@ def run_experts(
     """
     tokens, top_k = ids.shape
     padding = (ids[:, :1] < 0).expand_as(x)
-    x = x.masked_fill(padding, 0.0)
     rows = ids.clamp(min=0).long()
     if tokens * top_k < stack.gate_up.shape[0]:
         rows = rows.flatten()
