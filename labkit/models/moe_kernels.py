@@ -17,7 +17,7 @@ tl: Any = None  # `triton.language` once a kernel has been launched
 
 
 @kernel(tensors="logits_ptr bias_ptr slots_ptr ids_ptr weights_ptr", numbers="scale")
-def route_kernel(
+def moe_route_kernel(
     logits_ptr, bias_ptr, slots_ptr, ids_ptr, weights_ptr, scale,
     EXPERTS: tl.constexpr, TOP_K: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr,
     SCORING: tl.constexpr, LOGIT_BIAS: tl.constexpr, CHOICE_BIAS: tl.constexpr, RENORMALIZE: tl.constexpr,
@@ -89,7 +89,7 @@ def route_kernel(
 
 
 @kernel(tensors="ids_ptr counts_ptr", numbers="num_pairs")
-def count_kernel(ids_ptr, counts_ptr, num_pairs, CHUNK: tl.constexpr):
+def moe_count_kernel(ids_ptr, counts_ptr, num_pairs, CHUNK: tl.constexpr):
     """How many pairs chose an expert. Grid: (experts,)."""
     expert = tl.program_id(0)
     found = tl.zeros((CHUNK,), tl.int32)
@@ -100,7 +100,7 @@ def count_kernel(ids_ptr, counts_ptr, num_pairs, CHUNK: tl.constexpr):
 
 
 @kernel(tensors="ids_ptr counts_ptr sorted_ptr experts_ptr total_ptr", numbers="num_pairs")
-def align_kernel(
+def moe_align_kernel(
     ids_ptr, counts_ptr, sorted_ptr, experts_ptr, total_ptr, num_pairs,
     EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr, COUNTED: tl.constexpr, CHUNK: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
@@ -153,7 +153,7 @@ def gated(gate, up, limit, CLAMP: tl.constexpr):
 
 
 @kernel(tensors="x_ptr weight_ptr bias_ptr ids_ptr out_ptr", numbers="limit")
-def gate_up_pairs_kernel(
+def moe_gate_up_pairs_kernel(
     x_ptr, weight_ptr, bias_ptr, ids_ptr, out_ptr, limit,
     X_STRIDE: tl.constexpr, HIDDEN: tl.constexpr, WIDTH: tl.constexpr, TOP_K: tl.constexpr,
     INTERLEAVED: tl.constexpr, BIAS: tl.constexpr, CLAMP: tl.constexpr,
@@ -187,7 +187,7 @@ def gate_up_pairs_kernel(
 
 
 @kernel(tensors="x_ptr weight_ptr bias_ptr ids_ptr weights_ptr shared_ptr out_ptr")
-def down_tokens_kernel(
+def moe_down_tokens_kernel(
     x_ptr, weight_ptr, bias_ptr, ids_ptr, weights_ptr, shared_ptr, out_ptr,
     HIDDEN: tl.constexpr, WIDTH: tl.constexpr, TOP_K: tl.constexpr, BIAS: tl.constexpr, SHARED: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -223,7 +223,7 @@ def down_tokens_kernel(
 
 @kernel(tensors="x_ptr weight_ptr bias_ptr weights_ptr sorted_ptr experts_ptr total_ptr out_ptr",
         numbers="num_pairs num_blocks limit")  # fmt: skip
-def grouped_kernel(
+def moe_grouped_kernel(
     x_ptr, weight_ptr, bias_ptr, weights_ptr, sorted_ptr, experts_ptr, total_ptr, out_ptr, num_pairs, num_blocks, limit,
     X_STRIDE: tl.constexpr, INNER: tl.constexpr, WIDTH: tl.constexpr, TOP_K: tl.constexpr, GATED: tl.constexpr,
     INTERLEAVED: tl.constexpr, BIAS: tl.constexpr, CLAMP: tl.constexpr, PRECISION: tl.constexpr,
@@ -280,7 +280,7 @@ def grouped_kernel(
 
 
 @kernel(tensors="parts_ptr ids_ptr shared_ptr out_ptr")
-def sum_kernel(
+def moe_sum_kernel(
     parts_ptr, ids_ptr, shared_ptr, out_ptr,
     HIDDEN: tl.constexpr, TOP_K: tl.constexpr, SHARED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip

@@ -17,18 +17,18 @@ import torch
 
 from labkit.launch import next_power_of_2
 from labkit.models.moe_kernels import (
-    align_kernel,
-    count_kernel,
-    down_tokens_kernel,
-    gate_up_pairs_kernel,
-    grouped_kernel,
-    route_kernel,
-    sum_kernel,
+    moe_align_kernel,
+    moe_count_kernel,
+    moe_down_tokens_kernel,
+    moe_gate_up_pairs_kernel,
+    moe_grouped_kernel,
+    moe_route_kernel,
+    moe_sum_kernel,
 )
 
-#: How logits become weights, as numbers for `route_kernel`.
+#: How logits become weights, as numbers for `moe_route_kernel`.
 SCORING = {"softmax": 0, "sigmoid": 1, "topk_softmax": 2}
-#: Pairs of (token, expert) up to which every program of `align_kernel` counts all of them itself: a launch less.
+#: Pairs of (token, expert) up to which every program of `moe_align_kernel` counts all of them itself: a launch less.
 COUNT_INSIDE = 1024
 
 _variants: dict[tuple[Any, ...], Any] = {}
@@ -75,7 +75,7 @@ def route(
             routing.bias == "logits", routing.bias == "choice", routing.norm_topk_prob, slots is not None,
             next_power_of_2(routing.num_experts), next_power_of_2(routing.top_k),
         )  # fmt: skip
-        variant = _variants[form] = route_kernel.variant(form[1:], constants, 1, 1)
+        variant = _variants[form] = moe_route_kernel.variant(form[1:], constants, 1, 1)
     tensors = (logits, logits if bias is None else bias, ids if slots is None else slots, ids, weights)
     variant((tokens, 1, 1), tensors, (float(routing.routed_scaling_factor),))
     return ids, weights
@@ -102,16 +102,16 @@ def align(ids: torch.Tensor, num_experts: int, block_m: int) -> tuple[torch.Tens
     counts = torch.empty(num_experts, dtype=torch.int32, device=ids.device) if counted else total
     chunk = 1024 if counted else min(64, max(16, next_power_of_2(pairs)))
     if counted:
-        count_kernel.variant((), (chunk,), 4, 1)((num_experts, 1, 1), (ids, counts), (pairs,))
+        moe_count_kernel.variant((), (chunk,), 4, 1)((num_experts, 1, 1), (ids, counts), (pairs,))
     constants = (num_experts, block_m, counted, chunk, next_power_of_2(num_experts))
-    variant = align_kernel.variant((), constants, 4, 1)
+    variant = moe_align_kernel.variant((), constants, 4, 1)
     variant((num_experts, 1, 1), (ids, counts, space, blocks, total), (pairs,))
     return space, blocks, total
 
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
-    """Pairs × columns × depth of one program of `grouped_kernel`, warps and software-pipeline stages."""
+    """Pairs × columns × depth of one program of `moe_grouped_kernel`, warps and software-pipeline stages."""
 
     block_m: int
     block_n: int
@@ -198,12 +198,12 @@ def _run_pairs(
     if found is None:
         biased, rows = stack.gate_up_bias is not None, 4
         deep = min(512, next_power_of_2(hidden)), min(1024, next_power_of_2(width))
-        up = gate_up_pairs_kernel.variant(
+        up = moe_gate_up_pairs_kernel.variant(
             (x.dtype,),
             (x.stride(0), hidden, width, top_k, stack.interleaved, biased, stack.limit is not None, rows, deep[0]),
             4, 1,
         )  # fmt: skip
-        down = down_tokens_kernel.variant(
+        down = moe_down_tokens_kernel.variant(
             (x.dtype,), (hidden, width, top_k, biased, shared is not None, rows, deep[1]), 4, 1
         )
         found = _variants[form] = (up, down, -(-width // rows), -(-hidden // rows))
@@ -229,11 +229,13 @@ def _run_grouped(
                  "ieee" if x.dtype == torch.float32 else "tf32")  # fmt: skip
         block = (tile.block_m, tile.block_n, tile.block_k, 8)
         up, down = (
-            grouped_kernel.variant((x.dtype, is_up), (*shape, is_up, *flags, *block), tile.num_warps, tile.num_stages)
+            moe_grouped_kernel.variant(
+                (x.dtype, is_up), (*shape, is_up, *flags, *block), tile.num_warps, tile.num_stages
+            )
             for is_up, shape in ((True, (x.stride(0), hidden, width, top_k)), (False, (width, width, hidden, top_k)))
         )
         columns = min(1024, next_power_of_2(hidden))
-        add = sum_kernel.variant((x.dtype,), (hidden, top_k, shared is not None, columns), 4, 1)
+        add = moe_sum_kernel.variant((x.dtype,), (hidden, top_k, shared is not None, columns), 4, 1)
         found = _variants[form] = (up, down, add, -(-hidden // columns))
     up, down, add, columns = found
     order, owners, total = align(ids, experts, tile.block_m)

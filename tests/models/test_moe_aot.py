@@ -31,19 +31,19 @@ def route(biased: bool) -> Case:
     constants = dict(EXPERTS=experts, TOP_K=8, GROUPS=groups, TOP_GROUPS=4 if biased else 1, SCORING=int(biased),
                      LOGIT_BIAS=False, CHOICE_BIAS=biased, RENORMALIZE=True, SLOTS=True, BLOCK_E=experts,
                      BLOCK_K=8)  # fmt: skip
-    return Case(moe_kernels.route_kernel, types, constants, 1, 1)
+    return Case(moe_kernels.moe_route_kernel, types, constants, 1, 1)
 
 
 def align(counted: bool) -> Case:
     types = dict(ids_ptr="*i32", counts_ptr="*i32", sorted_ptr="*i32", experts_ptr="*i32", total_ptr="*i32",
                  num_pairs="i32")  # fmt: skip
     constants = dict(EXPERTS=128, BLOCK_M=16, COUNTED=counted, CHUNK=1024 if counted else 64, BLOCK_E=128)
-    return Case(moe_kernels.align_kernel, types, constants, 4, 1)
+    return Case(moe_kernels.moe_align_kernel, types, constants, 4, 1)
 
 
 def count() -> Case:
     types = dict(ids_ptr="*i32", counts_ptr="*i32", num_pairs="i32")
-    return Case(moe_kernels.count_kernel, types, dict(CHUNK=1024), 4, 1)
+    return Case(moe_kernels.moe_count_kernel, types, dict(CHUNK=1024), 4, 1)
 
 
 def pairs(dtype: str, up: bool) -> Case:
@@ -52,10 +52,10 @@ def pairs(dtype: str, up: bool) -> Case:
         types = dict(x_ptr=p, weight_ptr=p, bias_ptr=p, ids_ptr="*i32", out_ptr=p, limit="fp32")
         constants = dict(X_STRIDE=h, HIDDEN=h, WIDTH=w, TOP_K=8, INTERLEAVED=False, BIAS=False, CLAMP=False,
                          BLOCK_N=4, BLOCK_K=512)  # fmt: skip
-        return Case(moe_kernels.gate_up_pairs_kernel, types, constants, 4, 1)
+        return Case(moe_kernels.moe_gate_up_pairs_kernel, types, constants, 4, 1)
     types = dict(x_ptr=p, weight_ptr=p, bias_ptr=p, ids_ptr="*i32", weights_ptr="*fp32", shared_ptr=p, out_ptr=p)
     constants = dict(HIDDEN=h, WIDTH=w, TOP_K=8, BIAS=False, SHARED=True, BLOCK_N=4, BLOCK_K=1024)
-    return Case(moe_kernels.down_tokens_kernel, types, constants, 4, 1)
+    return Case(moe_kernels.moe_down_tokens_kernel, types, constants, 4, 1)
 
 
 def grouped(arch: int, dtype: str, tokens: int, *, up: bool, gpt_oss: bool = False) -> Case:
@@ -67,13 +67,13 @@ def grouped(arch: int, dtype: str, tokens: int, *, up: bool, gpt_oss: bool = Fal
     constants = dict(X_STRIDE=inner, INNER=inner, WIDTH=width, TOP_K=8, GATED=up, INTERLEAVED=gpt_oss, BIAS=gpt_oss,
                      CLAMP=gpt_oss, PRECISION="ieee" if dtype == "fp32" else "tf32", BLOCK_M=tile.block_m,
                      BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, GROUP_M=8)  # fmt: skip
-    return Case(moe_kernels.grouped_kernel, types, constants, tile.num_warps, tile.num_stages)
+    return Case(moe_kernels.moe_grouped_kernel, types, constants, tile.num_warps, tile.num_stages)
 
 
 def total(dtype: str) -> Case:
     p = f"*{dtype}"
     types = dict(parts_ptr=p, ids_ptr="*i32", shared_ptr=p, out_ptr=p)
-    return Case(moe_kernels.sum_kernel, types, dict(HIDDEN=2048, TOP_K=8, SHARED=True, BLOCK=1024), 4, 1)
+    return Case(moe_kernels.moe_sum_kernel, types, dict(HIDDEN=2048, TOP_K=8, SHARED=True, BLOCK=1024), 4, 1)
 
 
 def cases(arch: int) -> dict[str, Case]:
@@ -116,14 +116,17 @@ def test_every_kernel_compiles_within_the_card(compiled: list[dict[str, Any]], a
 
 def test_tensor_cores_from_sm_80_on(compiled: list[dict[str, Any]]) -> None:
     for r in compiled:
-        if r["kernel"] == "grouped_kernel":
+        if r["kernel"] == "moe_grouped_kernel":
             assert bool(r["mma"]) == (r["arch"] >= 80 and r["case"] != "fp32"), r
 
 
 def test_weights_arrive_by_wide_loads(compiled: list[dict[str, Any]]) -> None:
     """16 bytes at a time: what few tokens take is the time of reading weights."""
     for r in compiled:
-        if r["kernel"] in ("grouped_kernel", "gate_up_pairs_kernel", "down_tokens_kernel") and r["arch"] >= 80:
+        if (
+            r["kernel"] in ("moe_grouped_kernel", "moe_gate_up_pairs_kernel", "moe_down_tokens_kernel")
+            and r["arch"] >= 80
+        ):
             assert r["wide_loads"] >= 2, r
 
 
