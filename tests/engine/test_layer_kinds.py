@@ -47,6 +47,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
                                          layer_types=["full_attention"] * 2 + ["sliding_attention"] * 2)),
     "gpt-oss": ("GptOss", dict(num_local_experts=6, num_experts_per_tok=2, rope_parameters=YARN,
                                tie_word_embeddings=False)),
+    # No choice of experts, so none that a rounding could turn.
+    "gpt-oss-all": ("GptOss", dict(num_local_experts=2, num_experts_per_tok=2, rope_parameters=YARN,
+                                   tie_word_embeddings=False)),
 }  # fmt: skip
 
 
@@ -64,7 +67,7 @@ def make(case: str) -> Any:
     return model
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["gemma2", "gemma2-full-first", "gpt-oss"])
 def test_chunks_and_mixed_batches_equal_transformers(case: str, tmp_path: Path) -> None:
     theirs = make(case)
     theirs.save_pretrained(tmp_path)
@@ -92,7 +95,7 @@ def reference(model: Any, batch: list[list[int]], counts: list[int]) -> dict[tup
     return found
 
 
-@pytest.mark.parametrize("case", ["gemma2"])
+@pytest.mark.parametrize("case", ["gemma2", "gpt-oss-all"])
 def test_bf16_error_is_no_larger_than_transformers_own(case: str, tmp_path: Path) -> None:
     exact = make(case)
     exact.save_pretrained(tmp_path)
@@ -157,6 +160,37 @@ def test_each_kind_has_its_own_instance_and_is_prepared_once_a_step(monkeypatch:
         llm.add_request([1, 2, 3])
         llm.step()
         assert prepared == [24, None]
+
+
+class Planner(TorchSDPABackend):
+    """Plans a step for its own window, and attends only by a plan of its own for this step."""
+
+    capabilities = dataclasses.replace(TorchSDPABackend.capabilities, split_mixed_batches=True)
+
+    def prepare(self, metadata: Any) -> None:
+        lens = metadata.seq_lens_cpu[: metadata.num_reqs].tolist()
+        assert not metadata.scratch, "the plan of another kind of layer is here"
+        metadata.scratch["plan"] = (id(self), self.spec.sliding_window, None if metadata.for_graph else lens)
+
+    def forward(self, query: Any, keys: Any, values: Any, output: Any, metadata: Any, **asked: Any) -> None:
+        owner, window, lens = metadata.scratch["plan"]
+        assert (owner, window) == (id(self), self.spec.sliding_window) and asked["sliding_window"] == window
+        assert lens is None or lens == metadata.seq_lens_cpu[: metadata.num_reqs].tolist(), "a plan of another step"
+        super().forward(query, keys, values, output, metadata, **asked)
+
+
+@pytest.mark.parametrize("changes", [{"cudagraph_mode": "FULL_AND_PIECEWISE"}, {"split_mixed_batches": True}])
+def test_plans_of_two_kinds_are_kept_apart_in_every_kind_of_step(
+    changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch, counts = prompts(5, seed=3), [12, 5, 9, 3, 14]
+    with LLM("tiny-gemma2", **EAGER) as eager:
+        alone = one_by_one(eager, batch, counts)
+    monkeypatch.setattr(registry, "load", lambda name: Planner)
+    with LLM("tiny-gemma2", **SMALL, cudagraph_capture_sizes=[1, 4, 24], piecewise_method="break", **changes) as llm:
+        ours, reports = teach(llm, batch, counts, stagger=2)
+    assert_same_logits(ours, alone)
+    assert "split_mixed_batches" in changes or {"FULL", "PIECEWISE"} <= {r.mode for r in reports}
 
 
 def test_plain_models_look_nothing_up() -> None:
