@@ -123,7 +123,7 @@ def mla_priority(platform: Platform) -> list[str]:
     """The order for models with multi-head latent attention: vLLM 0.33's, with TORCH_SDPA_MLA behind it.
 
     FLASH_ATTN_MLA, FLASHMLA, FLASHINFER_MLA, TRITON_MLA on sm_8x and sm_9x; FLASHINFER_MLA first on sm_10x; TRITON_MLA
-    alone on sm_12x. On sm_75, on a CPU and on AMD as for MHA.
+    alone on sm_12x. On sm_75, where TRITON_MLA refuses, on a CPU and on AMD as for MHA.
     """
     if platform.device_type == "rocm":
         return ["TRITON_MLA", "TORCH_SDPA_MLA"]

@@ -1,4 +1,4 @@
-"""The paged KV cache's tensors, of K and V or of latents, and how many blocks fit. Refuses to know who owns which block."""
+"""The paged KV cache: its tensors, of K and V or of latents, and how many blocks fit. Refuses to know who owns them."""
 
 from __future__ import annotations
 

@@ -6,6 +6,8 @@ Rules of tests/models/test_decoder.py. Only the engine has a cache of latents, s
 from __future__ import annotations
 
 import copy
+import dataclasses
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -14,12 +16,23 @@ import pytest
 import torch
 
 from labkit import LLM
+from labkit.attention import op
+from labkit.attention.interface import AttentionSpec
 from labkit.attention.mla import chunks, forms
+from labkit.attention.mla.sdpa import TorchSDPAMLABackend
+from labkit.attention.opaque import MLA_NAME, unified_mla_attention_with_output
+from labkit.attention.split_mixed import make_backend
+from labkit.engine.compiled import split_model
 from labkit.errors import BackendError, LoadError
-from labkit.graphs import compile_cache
+from labkit.launch import interpreting
+from labkit.models import traceable
+from labkit.models.decoder import Decoder
 from labkit.models.loader import load_folder
+from labkit.models.shapes import SHAPES
+from labkit.paging.kv_cache import KVCache
 from tests.engine.test_engine import EAGER, SMALL
 from tests.engine.test_engine import prompts as batch_of
+from tests.reference import random_batch
 from tests.teacher import assert_same_logits, next_token, one_by_one, teach
 
 from .folders import write_folder
@@ -131,8 +144,10 @@ def reference() -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("mode", ["NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"])
-@pytest.mark.parametrize("model", TINY)
+MODES = ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
+
+
+@pytest.mark.parametrize(("model", "mode"), [*((TINY[0], mode) for mode in MODES), (TINY[1], "FULL_AND_PIECEWISE")])
 def test_every_mode_equals_each_prompt_alone(model: str, mode: str, reference: dict[str, Any]) -> None:
     with LLM(model, **SMALL, cudagraph_mode=mode, cudagraph_capture_sizes=[1, 2, 4, 8, 24]) as llm:
         ours, reports = teach(llm, batch_of(6, seed=5, shared=9), COUNTS, stagger=2)
@@ -153,16 +168,40 @@ def test_context_in_many_pieces(reference: dict[str, Any], monkeypatch: pytest.M
     assert_same_logits(ours, reference[TINY[0]], what="absorbed")
 
 
-def test_compiled_in_pieces(reference: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The dense first layer is a class of its own: what stands between its attention and the next is not alike."""
-    monkeypatch.setattr(compile_cache, "default_folder", lambda: tmp_path)
-    compiled = {**SMALL, "compilation_mode": "VLLM_COMPILE", "cudagraph_capture_sizes": [1, 2, 4, 8, 24]}
-    with LLM(TINY[0], **compiled, cudagraph_mode="FULL_AND_PIECEWISE") as llm:
-        report = llm.compile_report
-        assert report is not None and report.pieces == 4
-        assert [c.pieces for c in report.classes] == [1, 1, 1, 1], "first, behind the dense MLP, middle, last"
+def test_the_pass_for_a_compiler(reference: dict[str, Any]) -> None:
+    """It says the same, and the dense first layer makes a class of its own: what stands behind attention differs."""
+    with LLM(TINY[0], **SMALL, enforce_eager=True) as llm:
+        decoder = llm.engine.model.decoder
+        split = split_model(decoder)
+        assert [i.cls for i in split.program.pieces] == [0, 1, 2, 3]
+        assert {i.op for i in split.program.instructions if i.cls < 0} == {MLA_NAME}
+        llm.engine.runner.model_forward = functools.partial(traceable.forward, decoder)
         ours, _ = teach(llm, batch_of(6, seed=5, shared=9), COUNTS, stagger=2)
-    assert_same_logits(ours, reference[TINY[0]], what="compiled")
+    assert_same_logits(ours, reference[TINY[0]], what="traced")
+
+
+def test_equal_layers_are_one_class() -> None:
+    shape = dataclasses.replace(SHAPES[TINY[1]], num_layers=6)
+    split = split_model(Decoder(shape, dtype=torch.float32))
+    assert [i.cls for i in split.program.pieces] == [0, 1, 2, 2, 2, 2, 3], "first, behind the dense MLP, middle, last"
+
+
+def test_the_operator_declares_what_it_does() -> None:
+    """C39: fake, schema and mutation, as torch's own checks see them."""
+    shape = SHAPES[TINY[0]]
+    kv = KVCache.allocate(shape, 6, 4, torch.float32, torch.device("cpu"))
+    spec = AttentionSpec(4, 1, 80, "float32", 4, family="MLA", head_size_v=64)
+    backend = make_backend(TorchSDPAMLABackend, spec, torch.device("cpu"))
+    batch = random_batch([1, 3], [5, 3], num_heads=4, num_kv_heads=1, head_size=80, block_size=4)
+    metadata = batch.metadata()
+    metadata.slot_mapping.copy_(torch.tensor([5, 8, 9, 10]))
+    metadata.block_table.clamp_(max=5)
+    backend.prepare(metadata)
+    query, latent, kv_b = torch.randn(4, 4, 48), torch.randn(4, 80), torch.randn(4 * 56, 64)
+    with op.forward_context(op.ForwardContext(backend, metadata, kv.key_caches, kv.value_caches, 0.2)):
+        arguments = (query, latent, kv_b, torch.empty(4, 4, 24), 1)
+        torch.library.opcheck(unified_mla_attention_with_output, arguments)
+    assert kv.data[1].any() and not kv.data[0].any()
 
 
 def test_c34_weights_loaded_and_replaced_are_seen_by_both_forms() -> None:
@@ -183,6 +222,26 @@ def test_c34_weights_loaded_and_replaced_are_seen_by_both_forms() -> None:
         again, _ = teach(llm, asked, 4)
     assert (loaded[0, 0] - before[0, 0]).abs().max() > 1e-2
     assert_same_logits(again, before, tolerance=1e-3)
+
+
+def test_triton_mla_serves_mixed_batches_from_a_graph(interpreter: None) -> None:
+    """In the interpreter: a FULL graph takes chunks absorbed, eager steps take them expanded."""
+    asked = [list(range(40, 53)), [7], [9, 8, 7]]
+    settings = {**SMALL, "attention_backend": "TRITON_MLA", "dtype": "float32", "block_size": 16}
+    with LLM(TINY[1], **EAGER) as llm:
+        alone = one_by_one(llm, asked, 3)
+    for mode in ("FULL", "NONE"):
+        with LLM(TINY[1], **settings, cudagraph_mode=mode, cudagraph_capture_sizes=[1, 4, 16]) as llm:
+            assert llm.cudagraph_mode.name == mode
+            ours, reports = teach(llm, asked, 3, stagger=1)
+        assert mode == "NONE" or any(r.mode == "FULL" and r.max_query_len > 1 for r in reports)
+        assert_same_logits(ours, alone, what=mode)
+
+
+@pytest.fixture
+def interpreter() -> None:
+    if not interpreting():
+        pytest.skip("Triton is not interpreted here")
 
 
 def test_the_families_of_backends_stay_apart() -> None:

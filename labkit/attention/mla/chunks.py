@@ -175,11 +175,18 @@ def attend_piece_torch(
         lse[rows] = found
 
 
-def chunk_tile(shape: LatentShape, itemsize: int, capability: tuple[int, int] | None) -> tuple[int, int, int, int]:
-    """(queries, keys, warps, stages) of one program: what compiling for each architecture left without spills."""
+def chunk_tile(longest: int, itemsize: int, capability: tuple[int, int] | None) -> tuple[int, int, int, int]:
+    """(queries, keys, warps, stages) of one program for DeepSeek's sizes: what compiling for each architecture left
+    without spills and within its shared memory.
+
+    Args:
+        longest: queries of the longest chunk.
+    """
     if itemsize == 4 or (capability is not None and capability < (8, 0)):
         return 16, 16, 4, 1
-    return (64, 32, 4, 2) if capability is not None and capability[0] in (8, 12) else (64, 64, 4, 2)
+    if capability is not None and capability[0] in (9, 10):
+        return (128, 64, 8, 2) if longest > 64 else (64, 64, 4, 2)
+    return 64, 32, 4, 2
 
 
 def attend_piece_triton(
@@ -190,7 +197,7 @@ def attend_piece_triton(
     import torch
 
     capability = torch.cuda.get_device_capability(query.device) if query.is_cuda else None
-    block_m, block_n, warps, stages = chunk_tile(shape, query.element_size(), capability)
+    block_m, block_n, warps, stages = chunk_tile(piece.host.longest, query.element_size(), capability)
     variant = mla_chunks_kernel.variant(
         (query.dtype, output.dtype),
         (

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from labkit.attention.metadata import AttentionMetadata
 
 RANK, ROPE, PAGE = 512, 64, 64
-INSTALL = "run `make flashmla` (pip install --no-deps: its metadata asks for torch 2.14.1, and it runs on 2.11)"
+INSTALL = "`make flashmla` installs it, without the newer torch that its metadata asks for and that it runs without"
 
 
 @dataclasses.dataclass
@@ -248,7 +248,7 @@ def one_by_one(metadata: AttentionMetadata) -> tuple[torch.Tensor, torch.Tensor]
 @functools.cache
 def _availability() -> Availability:
     if importlib.util.find_spec("flash_mla") is None:
-        return Availability(False, f"ModuleNotFoundError: No module named 'flash_mla' ({INSTALL})")
+        return Availability(False, f"ModuleNotFoundError: No module named 'flash_mla'; {INSTALL}")
     try:
         import torch
 
@@ -258,7 +258,7 @@ def _availability() -> Availability:
 
         if not callable(getattr(flash_mla, "get_mla_decoding_metadata", None)):
             why = "its flash_mla has no get_mla_decoding_metadata, which sgl-flash-mla 1.0.0 has"
-            return Availability(False, f"{why} ({INSTALL})", _installed_version())
+            return Availability(False, f"{why}; {INSTALL}", _installed_version())
         if not flash_mla.has_legacy():
             return Availability(False, "this build of flash_mla has no kernels for sm_90", _installed_version())
         return Availability(True, "", _installed_version())

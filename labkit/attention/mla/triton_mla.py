@@ -23,7 +23,14 @@ from labkit.attention.interface import (
 from labkit.attention.kernels import mla, paged
 from labkit.attention.kernels.mla_tiles import LatentTile, choose_latent_tile
 from labkit.attention.kernels.tiles import MAX_SPLITS, choose_num_splits, shared_memory_limit
-from labkit.attention.triton_attn import ITEMSIZE, LOG2E, MANY_ROWS, MERGE_BLOCK, TritonAttentionBackend
+from labkit.attention.triton_attn import (
+    ITEMSIZE,
+    LOG2E,
+    MANY_ROWS,
+    MERGE_BLOCK,
+    TritonAttentionBackend,
+    _not_interpreting,
+)
 from labkit.errors import BackendError
 from labkit.launch import interpreting, next_power_of_2
 
@@ -54,7 +61,7 @@ class TritonMLABackend(AttentionBackend):
         head_sizes=(32, 640, 8),
         block_sizes=(16, 4096, 16),
         device_types=("cuda", "rocm", "cpu"),
-        min_capability=(7, 5),
+        min_capability=(8, 0),  # on sm_75 a latent does not stay in registers, nor the tile in shared memory
         num_splits=True,
     )
 
@@ -68,16 +75,16 @@ class TritonMLABackend(AttentionBackend):
         if not available.usable:
             reasons.insert(0, Reason(f"Triton does not load ({available.reason})", "install triton"))
         if device.type == "cpu" and not interpreting() and not reasons:
-            reasons.append(Reason("Triton was imported without its interpreter", "set TRITON_INTERPRET=1 before"))
+            reasons.append(_not_interpreting())
         if reasons:
             raise BackendError("attention_backend='TRITON_MLA'", "; ".join(map(str, reasons)))
         self.platform = platform
         self.rank, self.rope = spec.head_size_v, spec.head_size - spec.head_size_v
         # The interpreter runs programs one after another: splitting would only cost.
         self.num_sms = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 0
-        # A tile has at most 64 rows, and twice as many programs as SMs are the most that splitting makes by itself.
+        # A tile has at most 32 rows, and twice as many programs as SMs are the most that splitting makes by itself.
         asked = spec.max_num_seqs * spec.num_heads * min(spec.num_splits, MAX_SPLITS)
-        self._scratch_rows = max(2 * self.num_sms * 64, asked)
+        self._scratch_rows = max(2 * self.num_sms * 32, asked)
         self._part = torch.empty(max(self._scratch_rows, 1) * self.rank, dtype=torch.float32, device=device)
         self._part_lse = torch.empty(max(self._scratch_rows, 1), dtype=torch.float32, device=device)
         self._variants: dict[tuple[Any, ...], Any] = {}
@@ -98,7 +105,7 @@ class TritonMLABackend(AttentionBackend):
         limit = shared_memory_limit(platform.capability)
         if platform.device_type == "cpu" or spec.family != "MLA":
             return out
-        if any(choose_latent_tile(rank, rope, ITEMSIZE[spec.dtype], rows, limit, platform.capability) is None
+        if any(choose_latent_tile(rank, rope, ITEMSIZE[spec.dtype], rows, limit) is None
                for rows in (1, MANY_ROWS)):  # fmt: skip
             why = f"no tile of latents of {rank} + {rope} in {spec.dtype} fits {limit} bytes of shared memory"
             out.append(Reason(why, "take TORCH_SDPA_MLA"))
@@ -110,8 +117,8 @@ class TritonMLABackend(AttentionBackend):
     ) -> tuple[AttentionCGSupport, str]:
         return (
             AttentionCGSupport.ALWAYS,
-            "the kernel finds its request and keys from device tensors, so a captured grid serves any batch; vLLM lists "
-            "UNIFORM_BATCH because its mixed batches take the expanded form, which a FULL graph of labkit's does not",
+            "the kernel finds its request and keys from device tensors, so a captured grid serves any batch; vLLM "
+            "lists UNIFORM_BATCH, since its mixed batches take the expanded form, which no FULL graph of labkit's does",
         )
 
     def prepare(self, metadata: AttentionMetadata) -> None:
@@ -131,7 +138,7 @@ class TritonMLABackend(AttentionBackend):
         spec, capability = self.spec, self.platform.capability
         rows = max(1, max_query_len) * spec.num_heads
         limit = shared_memory_limit(capability)
-        tile = choose_latent_tile(self.rank, self.rope, ITEMSIZE[spec.dtype], rows, limit, capability)
+        tile = choose_latent_tile(self.rank, self.rope, ITEMSIZE[spec.dtype], rows, limit)
         assert tile is not None  # refused at construction
         one_token = max_query_len <= 1
         row_heads = min(spec.num_heads, tile.block_m)
