@@ -161,7 +161,7 @@ class DecodeModel:
             )  # fmt: skip
         if self.backend == "TORCH_SDPA" and self.shape.attn_logit_softcapping is not None:
             raise ConfigError(
-                f"backend='TORCH_SDPA' for {self.shape.name}", "it writes soft-capped scores out; no recording has that",
+                f"backend='TORCH_SDPA' for {self.shape.name}", "it writes soft-capped scores out, unrecorded yet",
                 "Take TRITON_ATTN.",
             )  # fmt: skip
         if not (math.isfinite(self.all_reduce_us) and self.all_reduce_us >= 0):
