@@ -122,9 +122,9 @@ def test_all_modes_agree(model: str, mode: str) -> None:
     assert (mode == "NONE") == all(r.mode == "NONE" for r in reports)
 
 
-@pytest.mark.parametrize("model", TINY)
-def test_compiled_pieces_agree(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_pieces_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     """Alternating layers are the same code: windows are attention's, and pieces end there."""
+    model = "tiny-gemma2"
     monkeypatch.setenv(compile_cache.DISABLE, "1")
     batch, counts = prompts(4, seed=7, longest=60), [8, 3, 6, 10]
     with LLM(model, **EAGER) as eager:
@@ -135,6 +135,24 @@ def test_compiled_pieces_agree(model: str, monkeypatch: pytest.MonkeyPatch) -> N
         (report,) = [made.report for made in llm.engine._compiled.values()]
     assert_same_logits(ours, alone, what="compiled")
     assert report.pieces == SHAPES[model].num_layers + 1 and len(report.classes) == 3
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of rows that the kernels replace
+@pytest.mark.parametrize(
+    ("model", "name"), [*((model, "TRITON_ATTN") for model in TINY), ("tiny-gpt-oss", "FLEX_ATTENTION")]
+)
+def test_other_backends_agree(model: str, name: str) -> None:
+    """In Triton's interpreter, and in flex_attention uncompiled: chunks beside decodes, over several windows."""
+    if torch.cuda.is_available():
+        pytest.skip("tests/gpu runs them there")
+    batch, counts = [*prompts(2, seed=7, longest=30), prompts(1, seed=1, longest=90)[0]], [3, 2, 3]
+    settings = {**EAGER, "block_size": 16, "dtype": "float32"}
+    with LLM(model, **settings, attention_backend="TORCH_SDPA") as reference_engine:
+        alone = one_by_one(reference_engine, batch, counts)
+    with LLM(model, **settings, attention_backend=name) as llm:
+        ours, reports = teach(llm, batch, counts, stagger=1)
+    assert any(r.num_reqs > 1 and r.max_query_len > 1 for r in reports)
+    assert_same_logits(ours, alone, what=name)
 
 
 # --- groups ----------------------------------------------------------------------------------------------------------
