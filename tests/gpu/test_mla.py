@@ -239,6 +239,21 @@ def test_equal_logits_across_backends(name: str, real_sizes: str) -> None:
         assert sum(close) >= 0.9 * len(close), f"{name} {mode}: {sum(close)} of {len(close)} rows agree"
 
 
+def test_compiled_in_pieces_equals_each_prompt_alone() -> None:
+    asked = prompts(4, 6)
+    with LLM(
+        "tiny-deepseek-v2", **TINY, dtype="float32", attention_backend="TORCH_SDPA_MLA", enforce_eager=True
+    ) as llm:
+        reference = one_by_one(llm, asked, 6)
+    with LLM("tiny-deepseek-v2", **TINY, dtype="float32", attention_backend="TRITON_MLA",
+             compilation_mode="VLLM_COMPILE", cudagraph_mode="FULL_AND_PIECEWISE") as llm:  # fmt: skip
+        report = llm.compile_report
+        assert report is not None and report.pieces == 4 and len(report.classes) == 4
+        ours, reports = teach(llm, asked, 6, stagger=2)
+        assert {"FULL", "PIECEWISE"} <= {r.mode for r in reports}
+    assert_same_logits(ours, reference, what="compiled")
+
+
 def test_a_step_of_the_real_model_is_finite() -> None:
     with LLM("deepseek-v2-lite", max_model_len=512, max_num_seqs=4, max_num_batched_tokens=256,
              cudagraph_capture_sizes=[1, 4], gpu_memory_utilization=0.6) as llm:  # fmt: skip
