@@ -128,7 +128,7 @@ class AttentionGroups:
         )  # fmt: skip
 
     def prepare(self, metadata: AttentionMetadata) -> None:
-        """Prepare each instance once for a step: the first on `metadata`, others on copies with scratch of their own."""
+        """Prepare each instance once for a step: the first on `metadata`, others on copies with their own scratch."""
         self.backends[0].prepare(metadata)
         for backend, name in zip(self.backends[1:], self._names, strict=True):
             own = dataclasses.replace(metadata, scratch={})

@@ -66,15 +66,18 @@ def candidates(
     platform: Platform,
     available: Mapping[str, Availability] | None = None,
     block_size_is_set: bool = True,
+    also: str | None = None,
 ) -> tuple[Candidate, ...]:
     """The answer to `spec` on `platform` of every backend of its family; those of the other can only refuse.
 
     Args:
         available: maps names to what loads; None assumes that everything is installed ("what would a T4 pick?").
         block_size_is_set: false asks each backend for the page size that it prefers, in place of `spec.block_size`.
+        also: a backend to ask whatever its family is, such as one that was asked for by name.
     """
     order = registry.priority(platform, spec.family)
-    names = [*order, *(n for n in registry.names(spec.family) if n not in order)]
+    wanted = [*registry.names(spec.family), *([also] if also else [])]
+    names = [*order, *dict.fromkeys(n for n in wanted if n not in order)]
     return tuple(_candidate(name, order, spec, platform, available, block_size_is_set) for name in names)
 
 
