@@ -18,7 +18,7 @@ GPU_PYTHON := $(PYTHON)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lab test check test-gpu record format notebooks badges site clean
+.PHONY: help setup lab test check flashmla test-gpu record format notebooks badges site clean
 
 help: ## list the targets
 	@awk -F ':[^#]*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -39,6 +39,9 @@ check: ## run your own copy of the notebooks from top to bottom; NOTEBOOKS= name
 	@$(call install,--model-optional)
 	LABKIT_COMPARE=0 .venv/bin/python -m pytest -q --nbval-lax --nbval-current-env --nbval-cell-timeout 300 \
 		-p labkit.dev.nbval_plugin $(or $(NOTEBOOKS),notebooks) $(ARGS)
+
+flashmla: ## on a Hopper GPU: install FlashMLA alone; its metadata asks for a newer torch, and it runs without
+	$(GPU_PYTHON) -m pip install --no-deps sgl-flash-mla==1.0.0
 
 test-gpu: ## the GPU suite with PYTHON as it is; installs nothing
 	PYTHONPATH=. $(GPU_PYTHON) -m pytest tests/gpu -q $(ARGS)

@@ -9,14 +9,18 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from labkit.errors import ConfigError, did_you_mean
+from labkit.model_config import ModelConfig as ModelConfig  # every setting has one place to be imported from
+from labkit.model_config import RopeScaling as RopeScaling
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 SDPA_KERNELS = ("auto", "math", "efficient", "flash", "cudnn")
 ATTENTION_BACKENDS = ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION", "XFORMERS", "TORCH_SDPA")
+#: Those of models with multi-head latent attention. No backend serves both kinds.
+MLA_ATTENTION_BACKENDS = ("FLASH_ATTN_MLA", "FLASHMLA", "FLASHINFER_MLA", "TRITON_MLA", "TORCH_SDPA_MLA")
 KV_CACHE_LAYOUTS = ("NHD", "HND")
 FLASH_ATTN_VERSIONS = (2, 3, 4)  # None and "auto": the first usable one in the order that suits the GPU
 #: Operators that a compiled model can be cut at.
-SPLITTING_OPS = ("labkit::unified_attention_with_output",)
+SPLITTING_OPS = ("labkit::unified_attention_with_output", "labkit::unified_mla_attention_with_output")
 #: How a step is cut at attention: compiled in pieces, or captured eagerly with a break there.
 PIECEWISE_METHODS = ("compile", "break")
 COMPILATION_MODES = ("NONE", "STOCK_TORCH_COMPILE", "VLLM_COMPILE")
@@ -70,64 +74,6 @@ class CUDAGraphMode(enum.Enum):
             raise ConfigError(
                 f"cudagraph_mode={value!r}", "there is no mode of that name", did_you_mean(str(value), cls.__members__)
             ) from None
-
-
-@dataclasses.dataclass(frozen=True)
-class RopeScaling:
-    """Llama-3.1's frequency scaling (`rope_type: llama3`)."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position_embeddings: int
-
-
-@dataclasses.dataclass(frozen=True)
-class ModelConfig:
-    """The shape of a decoder-only transformer of the Llama or Qwen3 family.
-
-    Sizes are counts of elements; `rope_theta` is the base of the rotary frequencies.
-    """
-
-    name: str
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_size: int
-    max_position_embeddings: int
-    rms_norm_eps: float = 1e-5
-    rope_theta: float = 10_000.0
-    rope_scaling: RopeScaling | None = None
-    tie_word_embeddings: bool = True
-    qk_norm: bool = False
-    attention_bias: bool = False
-    architecture: str = "llama"
-    bos_token_id: int | None = None
-    eos_token_ids: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.num_heads % self.num_kv_heads:
-            raise ConfigError(
-                f"model {self.name!r} with {self.num_heads} query heads and {self.num_kv_heads} KV heads",
-                "query heads must be a multiple of KV heads",
-                "Fix num_attention_heads or num_key_value_heads in config.json.",
-            )
-
-    def num_parameters(self) -> int:
-        """Weights counted once: a tied LM head is the embedding."""
-        h, d = self.hidden_size, self.head_size
-        attn = h * d * (2 * self.num_heads + 2 * self.num_kv_heads)
-        attn += d * (self.num_heads + 2 * self.num_kv_heads) + h if self.attention_bias else 0
-        attn += 2 * d if self.qk_norm else 0
-        layer = attn + 3 * h * self.intermediate_size + 2 * h
-        return self.num_layers * layer + h + self.vocab_size * h * (1 if self.tie_word_embeddings else 2)
-
-    def kv_bytes_per_token(self, itemsize: int) -> int:
-        """Bytes of K and V that one token keeps over all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_size * itemsize
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,13 +196,13 @@ class EngineConfig:
             name = str(self.attention_backend).upper()
             if name == "AUTO":
                 object.__setattr__(self, "attention_backend", "auto")
-            elif name in ATTENTION_BACKENDS:
+            elif name in (*ATTENTION_BACKENDS, *MLA_ATTENTION_BACKENDS):
                 object.__setattr__(self, "attention_backend", name)
             else:
                 raise ConfigError(
                     f"attention_backend={self.attention_backend!r}",
                     "there is no backend of that name",
-                    did_you_mean(name, ATTENTION_BACKENDS),
+                    did_you_mean(name, [*ATTENTION_BACKENDS, *MLA_ATTENTION_BACKENDS]),
                 )
         self._check_choice("dtype", DTYPES)
         self._check_choice("sdpa_kernel", SDPA_KERNELS)

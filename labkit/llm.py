@@ -484,10 +484,10 @@ def environment_backend(word: str | None = None) -> str | None:
 
 
 def find_backends(platform: Platform, requested: str | None = None) -> Mapping[str, Availability]:
-    """Which backends load in this process. An explicit TRITON_ATTN on a CPU switches Triton's interpreter on first."""
+    """Which backends load in this process. A Triton backend asked for on a CPU switches its interpreter on first."""
     from labkit.attention import registry
 
     # Triton reads it when it is first imported; set later, it would be believed and not be true.
-    if requested == "TRITON_ATTN" and platform.device_type == "cpu" and "triton" not in sys.modules:
+    if requested in ("TRITON_ATTN", "TRITON_MLA") and platform.device_type == "cpu" and "triton" not in sys.modules:
         os.environ.setdefault("TRITON_INTERPRET", "1")
     return registry.Installed()

@@ -423,6 +423,18 @@ def test_bench_attention(capsys) -> None:
     assert code == 0 and out.startswith("TORCH_SDPA") and "GB/s of KV" in out
 
 
+def test_bench_moe(capsys) -> None:
+    code, data, _ = run(capsys, "bench", "moe", "--batch", "1,8", "--samples", "3", "--device", "cpu")
+    assert code == 0
+    one, eight = data["rows"]
+    assert (one["model"], one["launch"], one["tokens"], one["experts_read"]) == ("tiny-qwen3-moe", "eager", 1, 3)
+    assert 3 < eight["experts_read"] <= 12 and eight["gb_s"] > 0 and one["n"] == len(one["samples_us"]) == 3
+    per_expert, router = 3 * 64 * 40 * 4, 12 * 64 * 4
+    assert one["bytes_read"] == 3 * per_expert + router
+    code, data, _ = run(capsys, "bench", "moe", "--model", "tiny-llama", "--device", "cpu")
+    assert code != 0 and "no known shape with experts" in data["error"]["why"]
+
+
 def test_bench_import(capsys) -> None:
     code, data, _ = run(capsys, "bench", "import", "--samples", "2")
     assert code == 0

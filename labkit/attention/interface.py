@@ -57,7 +57,8 @@ class AttentionSpec:
     block_size: int
     kv_cache_dtype: str = "auto"
     kv_cache_layout: str = "NHD"
-    family: str = "MHA"  # or "MLA"
+    family: str = "MHA"  # or "MLA": absorbed, one KV head of latents, whose first `head_size_v` numbers are the values
+    head_size_v: int = 0  # 0: as wide as the keys
     sliding_window: int | None = None
     logits_soft_cap: float | None = None
     has_sinks: bool = False
@@ -244,6 +245,9 @@ class AttentionBackend:
     ) -> None:
         """Causal, bottom-right aligned attention of a mixed batch over the paged cache, into `output`.
 
+        A backend of the MLA family computes the absorbed form: `key_cache` is the cache of latents and rotated keys,
+        `value_cache` its first `head_size_v` columns, and `output` is that narrow, too.
+
         Args:
             query: `[num_tokens, num_heads, head_size]`, rows in the order of `query_start_loc`.
             key_cache, value_cache: `[num_blocks, block_size, num_kv_heads, head_size]`; K/V of this step are in it.
@@ -277,6 +281,8 @@ class AttentionBackend:
         return ()
 
 
+#: The backend of each family that runs everywhere.
+FALLBACK = {"MHA": "TORCH_SDPA", "MLA": "TORCH_SDPA_MLA"}
 _DEVICES = {"cuda": "an NVIDIA GPU (CUDA)", "rocm": "an AMD GPU (ROCm)", "cpu": "a CPU"}
 
 
@@ -297,7 +303,8 @@ def check_capabilities(
         need = f"sm_{cap.min_capability[0]}{cap.min_capability[1]}"
         out.append(
             Reason(
-                f"needs compute capability {need} or newer, this GPU is {platform.sm}", "take a newer GPU or TORCH_SDPA"
+                f"needs compute capability {need} or newer, this GPU is {platform.sm}",
+                f"take a newer GPU or {FALLBACK[cap.family]}",
             )
         )
     if spec.family != cap.family:

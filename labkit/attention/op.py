@@ -10,14 +10,16 @@ import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from labkit.attention.kernels.mla_latent import write_latent
 from labkit.errors import LabkitError
 from labkit.paging.cache_write import write_kv
 
 if TYPE_CHECKING:
     import torch
 
+    from labkit.attention.groups import LayerAttention
     from labkit.attention.interface import AttentionBackend
     from labkit.attention.metadata import AttentionMetadata
 
@@ -26,8 +28,9 @@ if TYPE_CHECKING:
 class ForwardContext:
     """What attention needs during one forward pass. Caches are per layer, see `AttentionBackend.forward` for shapes.
 
-    `break_at(layer, query, output)`, where given, is called in place of attention: whoever records the pass as segments
-    ends one there and begins the next.
+    `break_at(layer, *tensors)`, where given, is called in place of attention, with the arguments that `resume` wants
+    later: whoever records the pass as segments ends one there and begins the next. `layers`, where given, has what each
+    layer asks beyond a plain call, and the backend of its group.
     """
 
     backend: AttentionBackend
@@ -35,7 +38,8 @@ class ForwardContext:
     key_caches: Sequence[torch.Tensor]
     value_caches: Sequence[torch.Tensor]
     scale: float
-    break_at: Callable[[int, torch.Tensor, torch.Tensor], None] | None = None
+    break_at: Callable[..., None] | None = None
+    layers: Sequence[LayerAttention] = ()
 
 
 class _Current(threading.local):
@@ -63,6 +67,12 @@ def layer_cache(layer: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return context.key_caches[layer], context.value_caches[layer], context.metadata.slot_mapping
 
 
+def slots() -> torch.Tensor | None:
+    """Slots of this step's tokens, −1 on padding; None outside a forward context, where every token is a real one."""
+    context = _current.context
+    return None if context is None else context.metadata.slot_mapping
+
+
 def attend(layer: int, query: torch.Tensor, output: torch.Tensor) -> None:
     """Attention of one layer whose K and V of this step are in the cache already; see `attention`.
 
@@ -77,9 +87,19 @@ def attend(layer: int, query: torch.Tensor, output: torch.Tensor) -> None:
     tokens = metadata.num_tokens
     if query.shape[0] != tokens:
         query, output = query[:tokens], output[:tokens]
-    context.backend.forward(
-        query, context.key_caches[layer], context.value_caches[layer], output, metadata, scale=context.scale
-    )
+    keys, values = context.key_caches[layer], context.value_caches[layer]
+    if context.layers:
+        context.layers[layer].forward(query, keys, values, output, metadata, context.scale)
+    else:
+        context.backend.forward(query, keys, values, output, metadata, scale=context.scale)
+
+
+def resume(layer: int, *tensors: torch.Tensor) -> None:
+    """Run the attention that a segment was ended for, in the context of the moment."""
+    if len(tensors) == 3:
+        attend_latent(layer, *tensors)
+    else:
+        attend(layer, *tensors)
 
 
 def attention(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, output: torch.Tensor) -> None:
@@ -92,6 +112,36 @@ def attention(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.T
     """
     write_kv(key, value, *layer_cache(layer))
     attend(layer, query, output)
+
+
+def attend_latent(layer: int, query: torch.Tensor, kv_b: torch.Tensor, output: torch.Tensor) -> None:
+    """Multi-head latent attention of a layer whose latents of this step are in the cache; see `latent_attention`."""
+    context = _context()
+    if context.break_at is not None:
+        context.break_at(layer, query, kv_b, output)
+        return
+    metadata = context.metadata
+    tokens = metadata.num_tokens
+    if query.shape[0] != tokens:
+        query, output = query[:tokens], output[:tokens]
+    backend: Any = context.backend  # a LatentAttention around the backend, see `labkit.attention.split_mixed`
+    backend.attend(layer, kv_b, query, context.key_caches[layer], output, metadata, context.scale)
+
+
+def latent_attention(
+    layer: int, query: torch.Tensor, latent: torch.Tensor, kv_b: torch.Tensor, output: torch.Tensor
+) -> None:
+    """Cache write and multi-head latent attention of one layer, into `output`.
+
+    Args:
+        query: `[num_tokens, num_heads, nope + rope]`, its rotary part rotated.
+        latent: `[num_tokens, rank + rope]` of this step, normalised and rotated.
+        kv_b: the layer's up-projection of keys and values, `[num_heads * (nope + value), rank]`.
+        output: `[num_tokens, num_heads, value]`.
+    """
+    cache, _, slot_mapping = layer_cache(layer)
+    write_latent(latent, cache, slot_mapping)
+    attend_latent(layer, query, kv_b, output)
 
 
 def _context() -> ForwardContext:

@@ -2,12 +2,14 @@
 
 Two paths. *Gathered*: every request brings one token, so all pages are gathered into one dense `[requests, keys]`
 batch and masked; shapes depend on host ints only, so it can be captured. *Per request*: a loop with one call for each
-request, for chunks and prefills; it reads lengths on the host and can never be captured.
+request, for chunks and prefills; it reads lengths on the host and can never be captured. Both write the arithmetic out
+where torch's operator lacks a part of it: soft-capping, and sinks.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from labkit.attention.metadata import AttentionMetadata
 
 GATHER_LIMIT = 1 << 30  # bytes
+SCORES_LIMIT = 1 << 28  # bytes of fp32 scores at a time, where they are written out
 _ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -36,6 +39,16 @@ def gather_bytes(spec: AttentionSpec) -> int:
     """Bytes that the gathered K and V of one layer take for the widest batch at the longest context."""
     blocks = math.ceil(spec.max_model_len / spec.block_size)
     return 2 * spec.max_num_seqs * blocks * spec.block_size * spec.num_kv_heads * spec.head_size * _ITEMSIZE[spec.dtype]
+
+
+@dataclasses.dataclass(frozen=True)
+class Scores:
+    """How q·k becomes a score: times `scale`, soft-capped, kept within `window` keys (0: all); sinks `[num_heads]`."""
+
+    scale: float
+    window: int = 0
+    soft_cap: float | None = None
+    sinks: torch.Tensor | None = None
 
 
 class TorchSDPABackend(AttentionBackend):
@@ -49,6 +62,8 @@ class TorchSDPABackend(AttentionBackend):
         device_types=("cuda", "rocm", "cpu"),
         kv_layouts=("NHD", "HND"),
         sliding_window=True,
+        logits_soft_cap=True,
+        sinks=True,
     )
 
     @classmethod
@@ -64,6 +79,9 @@ class TorchSDPABackend(AttentionBackend):
         cls, spec: AttentionSpec, platform: Platform, available: Availability | None = None
     ) -> list[Reason]:
         kernel, out = spec.sdpa_kernel, []
+        if kernel != "auto" and (spec.logits_soft_cap is not None or spec.has_sinks):
+            what = "soft-capping" if spec.logits_soft_cap is not None else "sinks"
+            out.append(Reason(f"none of torch's kernels has {what}", "set sdpa_kernel to auto"))
         if kernel in ("efficient", "cudnn") and platform.device_type == "cpu":
             out.append(Reason(f"sdpa_kernel={kernel!r} exists on CUDA only", "set sdpa_kernel to auto, math or flash"))
         if kernel in ("flash", "cudnn") and platform.device_type == "cuda":
@@ -110,13 +128,9 @@ class TorchSDPABackend(AttentionBackend):
         sinks: torch.Tensor | None = None,
         lse: torch.Tensor | None = None,
     ) -> None:
-        if logits_soft_cap is not None or sinks is not None:
-            raise NotImplementedError("TORCH_SDPA declares neither soft-cap nor sinks; the selector refuses them")
-        window = sliding_window or 0
-        if self._gathers(metadata):
-            self._gathered(query, key_cache, value_cache, output, metadata, scale, window, lse)
-        else:
-            self._per_request(query, key_cache, value_cache, output, metadata, scale, window, lse)
+        scores = Scores(scale, sliding_window or 0, logits_soft_cap, sinks)
+        run = self._gathered if self._gathers(metadata) else self._per_request
+        run(query, key_cache, value_cache, output, metadata, scores, lse)
 
     def _gathers(self, metadata: AttentionMetadata) -> bool:
         return (
@@ -132,8 +146,7 @@ class TorchSDPABackend(AttentionBackend):
         value_cache: torch.Tensor,
         output: torch.Tensor,
         metadata: AttentionMetadata,
-        scale: float,
-        window: int,
+        scores: Scores,
         lse: torch.Tensor | None,
     ) -> None:
         import torch
@@ -144,8 +157,8 @@ class TorchSDPABackend(AttentionBackend):
         lens = metadata.seq_lens[:rows]
         position = torch.arange(blocks * block_size, device=query.device, dtype=lens.dtype)
         visible = position < lens[:, None]
-        if window:
-            visible &= position >= lens[:, None] - window
+        if scores.window:
+            visible &= position >= lens[:, None] - scores.window
         # What lies beyond a request's length is whatever the page held before, NaN included, and 0 · NaN is NaN.
         hidden = ~visible[:, :, None, None]
         # Pages of HND leave the gather as they lie in memory; flattening copies them once more.
@@ -153,12 +166,15 @@ class TorchSDPABackend(AttentionBackend):
         values = value_cache[table].flatten(1, 2).masked_fill_(hidden, 0)
         # The query heads of a group become rows of one query, so no key is copied per head.
         grouped = query[:rows].unflatten(1, (kv_heads, -1))
-        attended = self._sdpa(grouped, keys.transpose(1, 2), values.transpose(1, 2), visible[:, None, None, :], scale)
-        empty = lens <= 0
-        output[:rows].copy_(attended.flatten(1, 2).masked_fill(empty[:, None, None], 0))
-        if lse is not None:
-            scores = torch.einsum("rhgd,rkhd->rhgk", grouped.float(), keys.float()) * scale
-            lse[:rows].copy_(scores.masked_fill(~visible[:, None, None, :], -math.inf).logsumexp(-1).flatten(1))
+        sinks = None if scores.sinks is None else scores.sinks.view(kv_heads, -1, 1)
+        mask, want_lse = visible[:, None, None, :], lse is not None
+        attended, exact = self._attend(
+            grouped, keys.transpose(1, 2), values.transpose(1, 2), mask, scores, sinks, want_lse
+        )
+        empty = (lens <= 0)[:, None, None]
+        output[:rows].copy_(attended.flatten(1, 2).masked_fill(empty, 0))
+        if lse is not None and exact is not None:
+            lse[:rows].copy_(exact.masked_fill(empty, -math.inf).flatten(1))
 
     def _per_request(
         self,
@@ -167,13 +183,10 @@ class TorchSDPABackend(AttentionBackend):
         value_cache: torch.Tensor,
         output: torch.Tensor,
         metadata: AttentionMetadata,
-        scale: float,
-        window: int,
+        scores: Scores,
         lse: torch.Tensor | None,
     ) -> None:
-        import torch
-
-        block_size, kv_heads, head_size = key_cache.shape[1:]
+        block_size = key_cache.shape[1]
         starts, lens = metadata.query_start_loc_cpu, metadata.seq_lens_cpu
         for row in range(metadata.num_reqs):
             first, last, length = int(starts[row]), int(starts[row + 1]), int(lens[row])
@@ -189,25 +202,61 @@ class TorchSDPABackend(AttentionBackend):
             keys = key_cache[pages].flatten(0, 1)[:length].transpose(0, 1)[None]
             values = value_cache[pages].flatten(0, 1)[:length].transpose(0, 1)[None]
             q = query[first:last]
-            if self.spec.sdpa_kernel == "flash":
-                attended = self._flash(q, keys, values, scale)
-            else:
-                # Bottom-right: query i of n sees the first length - n + i + 1 keys.
-                last_seen = torch.arange(length - queries, length, device=query.device)[:, None]
-                position = torch.arange(length, device=query.device)
-                mask = position <= last_seen
-                if window:
-                    mask &= position > last_seen - window
-                group = q.shape[1] // kv_heads
-                grouped = q.unflatten(1, (kv_heads, group)).permute(1, 2, 0, 3).reshape(1, kv_heads, -1, head_size)
-                tiled = mask.repeat(group, 1)
-                flat = self._sdpa(grouped, keys, values, tiled, scale)
-                attended = flat.view(kv_heads, group, queries, head_size).permute(2, 0, 1, 3).flatten(1, 2)
             blind = max(0, queries - length)  # leading rows that see no key at all
+            attended, exact = self._one_request(q, keys, values, scores, lse is not None)
             output[first:last].copy_(attended)
             output[first : first + blind].zero_()
-            if lse is not None:
-                self._lse(q, keys, length, window, scale, lse[first:last])
+            if lse is not None and exact is not None:
+                lse[first:last].copy_(exact)
+                lse[first : first + blind].fill_(-math.inf)
+
+    def _one_request(
+        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scores: Scores, want_lse: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """One request: queries `[n, heads, size]` over keys `[1, kv_heads, length, size]`; LSE where it is wanted."""
+        import torch
+
+        (queries, heads, head_size), (kv_heads, length) = q.shape, keys.shape[1:3]
+        if self.spec.sdpa_kernel == "flash" and not want_lse:
+            return self._flash(q, keys, values, scores.scale), None
+        # Bottom-right: query i of n sees the first length - n + i + 1 keys.
+        last_seen = torch.arange(length - queries, length, device=q.device)[:, None]
+        position = torch.arange(length, device=q.device)
+        mask = position <= last_seen
+        if scores.window:
+            mask &= position > last_seen - scores.window
+        group = heads // kv_heads
+        grouped = q.unflatten(1, (kv_heads, group)).permute(1, 2, 0, 3).reshape(1, kv_heads, -1, head_size)
+        sinks = scores.sinks
+        if sinks is not None:
+            sinks = sinks.view(kv_heads, group).repeat_interleave(queries, 1)[..., None]
+        flat, lse = self._attend(grouped, keys, values, mask.repeat(group, 1), scores, sinks, want_lse)
+        attended = flat.view(kv_heads, group, queries, head_size).permute(2, 0, 1, 3).flatten(1, 2)
+        return attended, None if lse is None else lse.view(kv_heads, group, queries).permute(2, 0, 1).flatten(1)
+
+    def _attend(
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        mask: torch.Tensor,
+        scores: Scores,
+        sinks: torch.Tensor | None,
+        want_lse: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Masked attention of `[…, kv_heads, rows, size]`, and fp32 LSE `[…, kv_heads, rows]` where it is wanted.
+
+        sinks: `[kv_heads, rows, 1]`, one logit for each row.
+        """
+        if not want_lse and scores.soft_cap is None and sinks is None:
+            return self._sdpa(query, keys, values, mask, scores.scale), None
+        parts = [
+            _explicit(query[..., part, :], keys, values, mask[..., part, :] if mask.shape[-2] > 1 else mask,
+                      scores, None if sinks is None else sinks[..., part, :])
+            for part in _slices(query.shape[-2], query.shape[:-2].numel() * keys.shape[-2])
+        ]  # fmt: skip
+        outputs, lses = zip(*parts, strict=True)
+        return (outputs[0], lses[0]) if len(parts) == 1 else (_joined(outputs, -2), _joined(lses, -1))
 
     def _sdpa(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, scale: float
@@ -247,20 +296,6 @@ class TorchSDPABackend(AttentionBackend):
         }
         return sdpa_kernel(kernels[name])
 
-    @staticmethod
-    def _lse(q: torch.Tensor, keys: torch.Tensor, length: int, window: int, scale: float, out: torch.Tensor) -> None:
-        import torch
-
-        n, heads = q.shape[:2]
-        grouped = q.float().unflatten(1, (keys.shape[1], -1))
-        scores = torch.einsum("qhgd,hkd->qhgk", grouped, keys[0].float()) * scale
-        last_seen = torch.arange(length - n, length, device=q.device)[:, None]
-        position = torch.arange(length, device=q.device)
-        seen = position <= last_seen
-        if window:
-            seen &= position > last_seen - window
-        out.copy_(scores.masked_fill(~seen[:, None, None, :], -math.inf).logsumexp(-1).reshape(n, heads))
-
     def describe(self, metadata: AttentionMetadata) -> Sequence[KernelPlan]:
         kernel = f"scaled_dot_product_attention ({self.spec.sdpa_kernel})"
         if self._gathers(metadata):
@@ -272,3 +307,37 @@ class TorchSDPABackend(AttentionBackend):
                 )
             ]
         return [KernelPlan(kernel, grid=(metadata.num_actual_reqs,), note="one call per request")]
+
+
+def _explicit(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, scores: Scores,
+    sinks: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Attention as arithmetic, fp32 inside: what torch's operator computes, and soft-cap, sinks and LSE besides."""
+    import torch
+
+    logits = query.float() @ keys.float().transpose(-1, -2) * scores.scale
+    if scores.soft_cap is not None:
+        logits = scores.soft_cap * torch.tanh(logits / scores.soft_cap)
+    logits = logits.masked_fill(~mask, -math.inf)
+    top = logits.amax(-1, keepdim=True)
+    if sinks is not None:  # one more score, which has no value
+        top = torch.maximum(top, sinks.float())
+    top = top.clamp_min(torch.finfo(top.dtype).min)  # of a row that sees nothing
+    weights = (logits - top).exp()
+    total = weights.sum(-1, keepdim=True)
+    if sinks is not None:
+        total = total + (sinks.float() - top).exp()
+    return (weights / total @ values.float()).to(query.dtype), (top + total.log())[..., 0]
+
+
+def _slices(rows: int, scores_per_row: int) -> list[slice]:
+    """Rows in parts whose scores take at most SCORES_LIMIT bytes, or one row."""
+    step = max(1, SCORES_LIMIT // (4 * max(1, scores_per_row)))
+    return [slice(begin, min(begin + step, rows)) for begin in range(0, max(rows, 1), step)]
+
+
+def _joined(parts: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
+    import torch
+
+    return torch.cat(list(parts), dim)

@@ -66,15 +66,18 @@ def candidates(
     platform: Platform,
     available: Mapping[str, Availability] | None = None,
     block_size_is_set: bool = True,
+    also: str | None = None,
 ) -> tuple[Candidate, ...]:
-    """Every backend's answer to `spec` on `platform`.
+    """The answer to `spec` on `platform` of every backend of its family; those of the other can only refuse.
 
     Args:
         available: maps names to what loads; None assumes that everything is installed ("what would a T4 pick?").
         block_size_is_set: false asks each backend for the page size that it prefers, in place of `spec.block_size`.
+        also: a backend to ask whatever its family is, such as one that was asked for by name.
     """
-    order = registry.priority(platform)
-    names = [*order, *(n for n in registry.BACKENDS if n not in order)]
+    order = registry.priority(platform, spec.family)
+    wanted = [*registry.names(spec.family), *([also] if also else [])]
+    names = [*order, *dict.fromkeys(n for n in wanted if n not in order)]
     return tuple(_candidate(name, order, spec, platform, available, block_size_is_set) for name in names)
 
 
@@ -127,14 +130,14 @@ def select(
     def ask() -> tuple[Candidate, ...]:
         return candidates(spec, platform, available, block_size_is_set)
 
-    order = registry.priority(platform)
+    order = registry.priority(platform, spec.family)
     if requested is not None:
         name = requested.upper()
-        if name not in registry.BACKENDS:
+        if not registry.known(name):
             raise ConfigError(
                 f"attention_backend={requested!r}",
                 "there is no backend of that name",
-                did_you_mean(name, registry.BACKENDS),
+                did_you_mean(name, registry.names(spec.family)),
             )
         mine = _candidate(name, order, spec, platform, available, block_size_is_set)
         if not mine.usable:

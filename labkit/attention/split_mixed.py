@@ -139,8 +139,15 @@ class SplitMixedBatches(AttentionBackend):
 
 
 def make_backend(cls: type[AttentionBackend], spec: AttentionSpec, device: torch.device) -> AttentionBackend:
-    """An instance of `cls` for `spec`; two under one wrapper where mixed batches are to be split."""
+    """An instance of `cls` for `spec`; two under one wrapper where mixed batches are to be split.
+
+    A backend of the MLA family, which computes the absorbed form, gets the expanded form for chunks beside it.
+    """
     backend = cls(spec, device)
+    if spec.family == "MLA":
+        from labkit.attention.mla.forms import LatentAttention
+
+        return LatentAttention(backend)
     return SplitMixedBatches(backend, cls(spec, device)) if spec.split_mixed_batches else backend
 
 

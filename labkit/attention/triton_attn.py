@@ -208,7 +208,9 @@ class TritonAttentionBackend(AttentionBackend):
                     "Raise max_num_batched_tokens, or leave num_splits at 0.",
                 )
             return Plan(tile, one_token, max_reqs, programs, splits, fixed_range)
-        splits = choose_num_splits(programs, self.num_sms, max_seq_len, tile.block_n, spec.num_splits, room)
+        # Splits share what a tile sees: no more than the window and the tile's own tokens.
+        seen = max_seq_len if spec.sliding_window is None else min(max_seq_len, spec.sliding_window + max_query_len)
+        splits = choose_num_splits(programs, self.num_sms, seen, tile.block_n, spec.num_splits, room)
         return Plan(tile, one_token, max_reqs, programs, splits)
 
     def _tile(self, max_query_len: int) -> Tile:

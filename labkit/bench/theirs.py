@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 import inspect
 import logging
 import time
@@ -48,7 +47,7 @@ def their_config(model: ModelConfig) -> Any:
         raise ConfigError(f"model={model.name!r}", f"{model.architecture} is not exported to transformers", "")
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": model.rope_theta}
     if model.rope_scaling is not None:
-        rope |= {"rope_type": "llama3", **dataclasses.asdict(model.rope_scaling)}
+        rope |= model.rope_scaling.parameters()
     heads = model.num_heads
     # LlamaConfig wants a hidden size that the heads divide, although its model does not need one: set afterwards.
     divisible = model.hidden_size if model.hidden_size % heads == 0 else heads * model.head_size

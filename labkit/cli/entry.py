@@ -32,6 +32,7 @@ COMMANDS = {
     "split": ("labkit.cli.split", "a compiled model's pieces, which are the same code, and what fusion saves"),
     "bench": ("labkit.cli.measure", "time decode steps, eager and under graphs"),
     "bench attention": ("labkit.cli.measure", "time one backend's attention kernels"),
+    "bench moe": ("labkit.cli.experts", "time a layer of experts, and how fast it reads their weights"),
     "bench requests": ("labkit.cli.requests", "time requests when long prompts arrive, for each way of scheduling"),
     "bench import": ("labkit.cli.measure", "time `import labkit`, and say what it loads"),
     "record": ("labkit.cli.record", "measure a suite into a file; goes on where it stopped"),

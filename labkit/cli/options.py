@@ -12,7 +12,15 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from labkit.config import ATTENTION_BACKENDS, COMPILATION_MODES, DTYPES, SDPA_KERNELS, CUDAGraphMode, EngineConfig
+from labkit.config import (
+    ATTENTION_BACKENDS,
+    COMPILATION_MODES,
+    DTYPES,
+    MLA_ATTENTION_BACKENDS,
+    SDPA_KERNELS,
+    CUDAGraphMode,
+    EngineConfig,
+)
 from labkit.errors import LabkitError, did_you_mean
 
 
@@ -121,7 +129,8 @@ _HELP = {
     "dtype": f"one of {', '.join(DTYPES)}",
     "device": "auto, cpu or cuda",
     "seed": "of random weights and of sampling without a seed of its own",
-    "attention_backend": f"one of {', '.join(ATTENTION_BACKENDS)}, or auto; without this option the environment "
+    "attention_backend": f"one of {', '.join(ATTENTION_BACKENDS)}, of models with latent "
+    f"attention {', '.join(MLA_ATTENTION_BACKENDS)}, or auto; without this option the environment "
     "variable LABKIT_ATTENTION_BACKEND decides, and without either the automatic order",
     "flash_attn_version": "2, 3 or 4, or auto: the first usable one in the order that suits the GPU",
     "sdpa_kernel": f"torch's inner kernel, one of {', '.join(SDPA_KERNELS)}",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from labkit.attention.interface import AttentionCGSupport, Platform
 from labkit.cli.answer import Answer, Console, table
 from labkit.cli.options import Parser, add_engine_options, engine_config, one_of, whole
-from labkit.config import ATTENTION_BACKENDS, CUDAGraphMode, EngineConfig
+from labkit.config import ATTENTION_BACKENDS, MLA_ATTENTION_BACKENDS, CUDAGraphMode, EngineConfig
 from labkit.errors import ConfigError
 from labkit.graphs.advisor import TRAFFIC, Fit, advise, fit, powers_of_two, read_traffic
 from labkit.graphs.avoid import Avoidance, avoid
@@ -39,7 +39,8 @@ def modes_options(parser: Parser) -> None:
                         help="whether the model pools instead of generating")  # fmt: skip
     parser.add_argument("--query-len", type=whole(1), default=1, metavar="N",
                         help="tokens per request in a decode step (default 1)")  # fmt: skip
-    parser.add_argument("--attention-backend", type=one_of(ATTENTION_BACKENDS), metavar="NAME",
+    names = one_of((*ATTENTION_BACKENDS, *MLA_ATTENTION_BACKENDS))
+    parser.add_argument("--attention-backend", type=names, metavar="NAME",
                         help="the backend that has this tier, for its name and its recorded costs")  # fmt: skip
     costs = parser.add_argument_group("where to look up the cost of a downgrade")
     costs.add_argument("--model", metavar="MODEL", help="a recorded model (default: the first that was recorded)")

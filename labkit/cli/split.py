@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.cli.answer import Answer, Console, table
 from labkit.cli.options import Parser, add_engine_options, engine_config, whole
-from labkit.config import EngineConfig
+from labkit.config import SPLITTING_OPS, EngineConfig
 from labkit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -41,14 +41,13 @@ def split(args: argparse.Namespace, console: Console) -> Answer:
     from labkit.engine.compiled import compile_model, split_model
     from labkit.engine.plan import resolve_dtype
     from labkit.graphs.compiler import count_eager_kernels
-    from labkit.graphs.pieces import ATTENTION
     from labkit.models.decoder import Decoder
 
     writable(getattr(args, "html", None))
     config = engine_config(args)
     platform = this_platform(config.device)
     dtype, _ = resolve_dtype(config.dtype, platform)
-    ops = (ATTENTION,) if config.splitting_ops is None else tuple(config.splitting_ops)
+    ops = SPLITTING_OPS if config.splitting_ops is None else tuple(config.splitting_ops)
     # Only shapes are read: the weights stay as they are allocated.
     decoder = Decoder(model_shape(config.model), dtype=getattr(torch, dtype), device=platform.device_type)
     report = None

@@ -49,7 +49,7 @@ class Builder:
     """Builds a `Layout` for one plan.
 
     Args:
-        backend: gives the plan's attention backend.
+        backend: gives the plan's attention backends.
         forward: the compiled pass, None for the model's own.
         debug: see `Runner`.
     """
@@ -102,7 +102,7 @@ class Builder:
 
     def _make_runner(self, kv: KVCache) -> Runner:
         rows = max(self.plan.capture_sizes, default=0)
-        scale = self.model.config.head_size**-0.5
+        scale = self.model.config.attention_scale
         return Runner(self.model.decoder, kv, self.inputs, self.plan.max_model_len, rows, scale, self.debug)
 
     def _blocks_that_fit(self) -> int:

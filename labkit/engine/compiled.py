@@ -9,11 +9,12 @@ import dataclasses
 import time
 import types
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from labkit.config import ModelConfig
+from labkit.config import SPLITTING_OPS, ModelConfig
 from labkit.graphs import compiler, pieces, trace
 from labkit.graphs.compile_cache import CompileCache, cache_key, source_hash
 from labkit.graphs.compiler import ClassReport, CompiledClass, CompiledForward
@@ -23,6 +24,11 @@ from labkit.models.decoder import Decoder
 
 #: Tokens of the example that is traced: any number that is neither 0 nor 1 and no size of a weight.
 EXAMPLE_TOKENS = 34
+#: What `traceable.forward` calls: another text of these is another pass.
+_BLOCKS = [
+    str(path) for name in ("blocks", "layers", "moe", "mla")
+    if (path := Path(traceable.__file__).with_name(f"{name}.py")).is_file()
+]  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +62,7 @@ class CompiledModel:
 
 def compile_model(
     decoder: Decoder,
-    splitting_ops: Sequence[str] = (pieces.ATTENTION,),
+    splitting_ops: Sequence[str] = SPLITTING_OPS,
     compile_sizes: Sequence[int] = (),
     *,
     cache: CompileCache | None = None,
@@ -106,10 +112,10 @@ def is_cached(config: ModelConfig, dtype: str, device: torch.device) -> bool:
     """
     like = types.SimpleNamespace(config=config, dtype=getattr(torch, dtype), device=device)
     cache = CompileCache()
-    return cache.enabled and (cache.folder / cache_key(_factors(like, (pieces.ATTENTION,), ()))).is_dir()
+    return cache.enabled and (cache.folder / cache_key(_factors(like, SPLITTING_OPS, ()))).is_dir()
 
 
-def split_model(decoder: Decoder, splitting_ops: Sequence[str] = (pieces.ATTENTION,)) -> Split:
+def split_model(decoder: Decoder, splitting_ops: Sequence[str] = SPLITTING_OPS) -> Split:
     """Trace and cut only. Raises CompileError."""
     found: list[Split] = []
     _trace(decoder, lambda traced: found.append(pieces.split(traced, splitting_ops)))
@@ -134,7 +140,7 @@ def _factors(decoder: Any, splitting_ops: Sequence[str], compile_sizes: Sequence
     return {
         "config": config, "dtype": str(decoder.dtype), "device": device, "splitting_ops": list(splitting_ops),
         "compile_sizes": sorted(compile_sizes),
-        "code": source_hash([m.__file__ for m in (traceable, trace, pieces, compiler) if m.__file__]),
+        "code": source_hash([*_BLOCKS, *(m.__file__ for m in (traceable, trace, pieces, compiler) if m.__file__)]),
     }  # fmt: skip
 
 

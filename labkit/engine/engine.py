@@ -18,6 +18,7 @@ import torch
 
 from labkit import nvtx
 from labkit.attention import registry
+from labkit.attention.groups import AttentionGroups
 from labkit.attention.interface import Availability, Platform
 from labkit.attention.split_mixed import make_backend
 from labkit.config import CUDAGraphMode, EngineConfig, SamplingParams
@@ -83,7 +84,7 @@ class Engine:
         self.plan = make_plan(config, model.config, platform, available)
         self.notes: list[str] = list(self.plan.notes)
         self._live: dict[str, _Live] = {}
-        self._backends: dict[tuple[object, ...], Any] = {}
+        self._backends: dict[tuple[object, ...], AttentionGroups] = {}
         self._compiled: dict[tuple[object, ...], CompiledModel] = {}
         self._weight_bytes = model.decoder.num_bytes()
         self._launches: dict[tuple[object, str, int], int] = {}
@@ -104,15 +105,18 @@ class Engine:
         self.sampler, self.pool, self.scheduler = layout.sampler, layout.pool, layout.scheduler
         self._estimate = layout.estimate
 
-    def _backend(self) -> Any:
-        """The plan's backend; instances are kept, since their buffers are baked into graphs."""
-        key = (self.plan.backend_key, self.plan.layout_key)
+    def _backend(self) -> AttentionGroups:
+        """The plan's backends; instances are kept, since their buffers are baked into graphs."""
+        plan = self.plan
+        key = (plan.backend_key, plan.layout_key)
         if key not in self._backends:
+            make = functools.partial(make_backend, registry.load(plan.backend), device=self.device)
+            weights = [layer.attention for layer in self.model.decoder.layers]
             # Asked for inside a profiled step too, and buffers made in inference mode could be written in no other.
             with torch.inference_mode(False):
-                backend = make_backend(registry.load(self.plan.backend), self.plan.spec, self.device)
-                backend.warm_up(self.progress)
-            self._backends[key] = backend
+                groups = AttentionGroups(make, plan.spec, plan.groups, weights)
+                groups.warm_up(self.progress)
+            self._backends[key] = groups
         return self._backends[key]
 
     def _use_plan(self) -> None:
@@ -196,7 +200,8 @@ class Engine:
         name(self.scheduler, schedule="schedule", commit="commit")
         name(runner.dispatcher, dispatch="dispatch")
         name(self.inputs, fill="inputs")
-        name(runner.backend, prepare="prepare", forward="attention")
+        for backend in runner.attention.backends:
+            name(backend, prepare="prepare", forward="attention")
         name(runner, _launch="launch")
         name(self.sampler, sample="sample")
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from labkit.attention import registry
+from labkit.attention.groups import LayerGroup, group_layers, lowest_tier
 from labkit.attention.interface import AttentionCGSupport, AttentionSpec, Availability, Platform
 from labkit.attention.registry import platform_notes
 from labkit.attention.selector import Selection, select
@@ -13,6 +15,7 @@ from labkit.errors import CaptureError, ConfigError
 from labkit.graphs.dispatcher import decode_sizes
 from labkit.graphs.modes import requested_compilation, requested_mode, resolve
 from labkit.graphs.sizes import DEFAULT_CAP, SM10X_CAP, check_capture_sizes, default_capture_sizes
+from labkit.model_config import SLIDING
 
 #: Longest context when none is asked for. A lab rarely needs a model's full length, and every buffer scales with it.
 DEFAULT_BLOCK_SIZE = 16
@@ -36,6 +39,7 @@ class EnginePlan:
     max_model_len: int
     dtype: str
     notes: tuple[str, ...]
+    groups: tuple[LayerGroup, ...]
 
     @property
     def backend(self) -> str:
@@ -109,7 +113,8 @@ def resolve_dtype(asked: str, platform: Platform) -> tuple[str, list[str]]:
 
 
 def attention_spec(config: EngineConfig, model: ModelConfig, platform: Platform) -> AttentionSpec:
-    """What `config` asks of an attention backend; a page size that is not set is 16 here and the backend's later.
+    """What `config` asks of an attention backend, which must serve every layer: where some layers have a window, that
+    is asked. A page size that is not set is 16 here and the backend's later.
 
     Raises:
         ConfigError: the machine has no such dtype, or the model no such length.
@@ -124,13 +129,19 @@ def attention_spec(config: EngineConfig, model: ModelConfig, platform: Platform)
             f"Take {model.max_position_embeddings} or less.",
         )
     assert not isinstance(config.flash_attn_version, str)  # EngineConfig has turned "auto" into None
+    latent = model.uses_mla  # absorbed: every query head reads the one latent of a token
     return AttentionSpec(
         num_heads=model.num_heads,
-        num_kv_heads=model.num_kv_heads,
-        head_size=model.head_size,
+        num_kv_heads=1 if latent else model.num_kv_heads,
+        head_size=model.kv_lora_rank + model.qk_rope_head_dim if latent else model.head_size,
+        family="MLA" if latent else "MHA",
+        head_size_v=model.kv_lora_rank,
         dtype=resolve_dtype(config.dtype, platform)[0],
         block_size=config.block_size or DEFAULT_BLOCK_SIZE,
         kv_cache_layout=config.kv_cache_layout,
+        sliding_window=model.sliding_window if SLIDING in model.layer_types else None,
+        logits_soft_cap=model.attn_logit_softcapping,
+        has_sinks=model.has_sinks,
         max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -188,9 +199,12 @@ def make_plan(
     wanted, why = requested_mode(
         asked, enforce_eager=config.enforce_eager, optimization_level=config.optimization_level
     )
-    backend = (
-        f"{candidate.name}: {candidate.tier_reason}" if candidate.tier is AttentionCGSupport.NEVER else candidate.name
-    )
+    groups = group_layers(model)
+    status = available.get(candidate.name) if available is not None else None
+    tier, tier_reason, lowest = lowest_tier(registry.load(candidate.name), spec, groups, platform, status)
+    backend = candidate.name if lowest is None else f"{candidate.name} in {lowest}"
+    if tier is AttentionCGSupport.NEVER:
+        backend += f": {tier_reason}"
     compilation, why_compiled = requested_compilation(
         config.compilation_mode, enforce_eager=config.enforce_eager, optimization_level=config.optimization_level
     )
@@ -198,7 +212,7 @@ def make_plan(
     method = config.piecewise_method or ("compile" if compiled or whole else "break")
     splitting_ops = SPLITTING_OPS if config.splitting_ops is None else tuple(config.splitting_ops)
     mode, trail = resolve(
-        wanted, candidate.tier, compiled, backend=backend, split=bool(splitting_ops), breakable=method == "break"
+        wanted, tier, compiled, backend=backend, split=bool(splitting_ops), breakable=method == "break"
     )
     sizes = capture_sizes(config, platform) if mode is not CUDAGraphMode.NONE else []
     if whole and mode is CUDAGraphMode.NONE:
@@ -217,13 +231,14 @@ def make_plan(
         platform,
         spec,
         selection,
-        candidate.tier,
+        tier,
         mode,
         (why_compiled, *why, *trail[1:]),
         tuple(sizes),
         max_model_len,
         dtype,
         tuple(notes),
+        groups,
     )
 
 

@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
+from labkit.attention.groups import AttentionGroups
 from labkit.attention.interface import AttentionBackend
 from labkit.attention.metadata import AttentionMetadata
-from labkit.attention.op import ForwardContext, attend, forward_context
+from labkit.attention.op import ForwardContext, forward_context, resume
 from labkit.config import CUDAGraphMode as Mode
 from labkit.engine.inputs import StepInputs, StepView
 from labkit.engine.report import CaptureRecord
@@ -74,7 +75,7 @@ class Runner:
     ) -> None:
         self.decoder, self.kv, self.inputs, self.debug = decoder, kv, inputs, debug
         self.max_model_len, self.scale, self.device = max_model_len, scale, inputs.device
-        self.backend: AttentionBackend
+        self.attention: AttentionGroups
         self.dispatcher: GraphDispatcher
         self.capturer = GraphCapturer(self.device)
         self.model_forward: Forward = decoder.forward
@@ -103,19 +104,24 @@ class Runner:
 
     def use(
         self,
-        backend: AttentionBackend,
+        attention: AttentionGroups,
         key: tuple[object, ...],
         dispatcher: GraphDispatcher,
         forward: Forward | None = None,
         whole: Callable[[], Forward] | None = None,
     ) -> None:
-        """Switch backend, dispatcher and forward pass. `key` names everything about them that a graph bakes in.
+        """Switch backends, dispatcher and forward pass. `key` names everything about them that a graph bakes in.
 
         `forward(token_ids, positions)` is a compiled pass; None takes the model's own. `whole`, where given, makes the
         pass that torch.compile turns into a FULL graph by itself, a fresh one for each size.
         """
-        self.backend, self._key, self.dispatcher = backend, key, dispatcher
+        self.attention, self._key, self.dispatcher = attention, key, dispatcher
         self.model_forward, self._whole = forward or self.decoder.forward, whole
+
+    @property
+    def backend(self) -> AttentionBackend:
+        """The attention backend; of a model with layers of several kinds, the instance of the first kind."""
+        return self.attention.backends[0]
 
     def missing_graphs(self) -> list[GraphKey]:
         """Graphs that the dispatcher may ask for and that are not captured yet, in capture order."""
@@ -225,11 +231,12 @@ class Runner:
         self._check_workspaces()
 
     def _remember_workspaces(self) -> None:
-        """The tensors that the backend keeps: a graph may read them, so their memory must stay."""
+        """The tensors that the backends keep: a graph may read them, so their memory must stay."""
         known = {id(ref()) for _, ref in self._workspaces}
-        for name, value in vars(self.backend).items():
-            if isinstance(value, torch.Tensor) and id(value) not in known:
-                self._workspaces.append((f"{type(self.backend).__name__}.{name}", weakref.ref(value)))
+        for backend in self.attention.backends:
+            for name, value in vars(backend).items():
+                if isinstance(value, torch.Tensor) and id(value) not in known:
+                    self._workspaces.append((f"{type(backend).__name__}.{name}", weakref.ref(value)))
 
     def _check_workspaces(self) -> None:
         """Raise CaptureError when memory that graphs may read was given back by an attention backend."""
@@ -246,7 +253,7 @@ class Runner:
         longest = min(num_tokens - num_reqs + 1, self.max_model_len)
         view = self.inputs.fill_dummy(num_tokens, num_reqs, longest, longest)
         view.metadata.for_graph = False
-        self.backend.prepare(view.metadata)
+        self.attention.prepare(view.metadata)
         hidden = self._forward(view, view.metadata)
         return self.decoder.compute_logits(hidden[:num_reqs])
 
@@ -265,7 +272,7 @@ class Runner:
     def _capture_full(self, key: GraphKey) -> tuple[CapturedGraph, StepView]:
         max_query_len = key.size // key.num_reqs if key.uniform else key.size
         view = self.inputs.fill_dummy(key.size, key.num_reqs, max_query_len, self.max_model_len)
-        self.backend.prepare(view.metadata)
+        self.attention.prepare(view.metadata)
         # A graph must not see this call's metadata object change under it: it closes over its own copy.
         metadata = dataclasses.replace(view.metadata)
         if self._whole is None:
@@ -288,7 +295,7 @@ class Runner:
         longest = min(key.size - key.num_reqs + 1, self.max_model_len)
         view = self.inputs.fill_dummy(key.size, key.num_reqs, longest, longest)
         view.metadata.for_graph = False
-        self.backend.prepare(view.metadata)
+        self.attention.prepare(view.metadata)
         metadata = dataclasses.replace(view.metadata)
 
         def forward(break_at: BreakAt | None) -> torch.Tensor:
@@ -297,7 +304,7 @@ class Runner:
             return self._forward(view, metadata, break_at)
 
         graph = self.capturer.capture_segments(
-            key.size, lambda: self._forward(view, metadata), forward, attend, self._hidden
+            key.size, lambda: self._forward(view, metadata), forward, resume, self._hidden
         )
         return graph, view
 
@@ -306,7 +313,10 @@ class Runner:
             return self.model_forward(view.token_ids, view.positions)
 
     def _context(self, metadata: AttentionMetadata, break_at: BreakAt | None = None) -> ForwardContext:
-        return ForwardContext(self.backend, metadata, self.kv.key_caches, self.kv.value_caches, self.scale, break_at)
+        attention, kv = self.attention, self.kv
+        return ForwardContext(
+            attention.backends[0], metadata, kv.key_caches, kv.value_caches, self.scale, break_at, attention.layers
+        )
 
     # --- one step --------------------------------------------------------------------------------------------------
 
@@ -332,7 +342,7 @@ class Runner:
             metadata.max_seq_len = self.max_model_len
         if self.debug and graph is not None:
             self._check_addresses(graph, view)
-        self.backend.prepare(metadata)
+        self.attention.prepare(metadata)
         t3 = clock()
         logits = self._launch(graph, descriptor, view, step)
         t4 = clock()

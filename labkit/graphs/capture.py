@@ -24,8 +24,8 @@ from labkit.errors import CaptureError, CompileError, LabkitError
 from labkit.graphs.graph_nodes import Node, is_recording, kernel_nodes, read_nodes, record_anew
 from labkit.graphs.trace import first_line, user_line
 
-#: (layer, query, output): called in place of attention, or to run it.
-BreakAt = Callable[[int, torch.Tensor, torch.Tensor], None]
+#: (layer, *tensors), of plain attention query and output: called in place of attention, or to run it.
+BreakAt = Callable[..., None]
 #: What CUDA says of a capture that was broken before (cudaErrorStreamCaptureInvalidated).
 BROKEN = "CUDA error: operation failed due to a previous error during capture"
 #: Graphs whose capture torch could not be made to end. Its allocator of pinned memory asks them as long as it lives.
@@ -177,7 +177,7 @@ class GraphCapturer:
     ) -> CapturedGraph:
         """Record a forward pass as one graph for each stretch between attention calls, its result in `output[:size]`.
 
-        The replay launches the graphs in turn and calls `attend(layer, query, output)` between them, eagerly, so that
+        The replay launches the graphs in turn and calls `attend(layer, *tensors)` between them, eagerly, so that
         attention sees the step's own lengths. That is a breakable graph: it needs no torch.compile.
 
         Args:
@@ -196,7 +196,7 @@ class GraphCapturer:
         if self.emulated:
             counted: list[int] = []
 
-            def count(layer: int, query: torch.Tensor, out: torch.Tensor) -> None:
+            def count(layer: int, *tensors: torch.Tensor) -> None:
                 counted.append(layer)
 
             forward(count)
@@ -215,7 +215,7 @@ class GraphCapturer:
     ) -> tuple[list[torch.cuda.CUDAGraph], list[Callable[[], None]], int | None]:
         assert self._stream is not None
         graphs: list[torch.cuda.CUDAGraph] = []
-        breaks: list[tuple[int, torch.Tensor, torch.Tensor]] = []
+        breaks: list[tuple[int, tuple[torch.Tensor, ...]]] = []
         kernels: list[int | None] = []
         self._nodes = []
 
@@ -223,9 +223,9 @@ class GraphCapturer:
             graphs.append(torch.cuda.CUDAGraph())
             self._begin(graphs[-1])
 
-        def break_at(layer: int, query: torch.Tensor, out: torch.Tensor) -> None:
+        def break_at(layer: int, *tensors: torch.Tensor) -> None:
             kernels.append(self._end(graphs[-1]))
-            breaks.append((layer, query, out))
+            breaks.append((layer, tensors))
             begin()
 
         with torch.cuda.stream(self._stream):
@@ -238,7 +238,7 @@ class GraphCapturer:
                 raise
         # Held by address only: the pool may then give their memory to the next size, which never runs at the same time.
         calls: list[Callable[[], None]] = [
-            functools.partial(attend, layer, borrow(query), borrow(out)) for layer, query, out in breaks
+            functools.partial(attend, layer, *map(borrow, tensors)) for layer, tensors in breaks
         ]
         return graphs, calls, _sum(kernels)
 

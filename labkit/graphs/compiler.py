@@ -23,6 +23,11 @@ from labkit.graphs.trace import NUM_TOKENS, POSITIONS, TOKEN_IDS
 _LAUNCHES = re.compile(
     r"^\s+(?:\w+ = )?(?:\w+\.run\(|cpp_fused\w*\(|extern_kernels\.\w+\(|torch\.ops\.(?!labkit)[\w.]+\()", re.M
 )
+#: What runs in the place of an operator that the pass is cut at: `(layer, *tensors)`.
+_RUNS: dict[str, Callable[..., None]] = {
+    "labkit::unified_attention_with_output": op.attention,
+    "labkit::unified_mla_attention_with_output": op.latent_attention,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,10 +177,9 @@ class CompiledForward:
             for i in places:
                 registers[i] = value
         code = [c.exact.get(num_tokens, c.dynamic) for c in self.classes]
-        for cls, layer, inputs, outputs, frees in self._calls:
+        for cls, layer, inputs, outputs, frees, name in self._calls:
             if cls < 0:
-                query, key, value, output = (registers[i] for i in inputs)
-                op.attention(layer, query, key, value, output)
+                _RUNS[name](layer, *[registers[i] for i in inputs])
             else:
                 made = code[cls](*[registers[i] for i in inputs])
                 # A piece with one result may return it bare, and indexing that would take its first row.
@@ -188,8 +192,8 @@ class CompiledForward:
         return registers[self.program.result]
 
     @property
-    def _calls(self) -> list[tuple[int, int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]]:
-        return [(i.cls, i.layer, i.inputs, i.outputs, i.frees) for i in self.program.instructions]
+    def _calls(self) -> list[tuple[int, int, tuple[int, ...], tuple[int, ...], tuple[int, ...], str]]:
+        return [(i.cls, i.layer, i.inputs, i.outputs, i.frees, i.op) for i in self.program.instructions]
 
 
 def compile_split(

@@ -16,14 +16,13 @@ import torch
 import torch.fx
 from torch.fx.passes.split_module import split_module
 
+from labkit.config import SPLITTING_OPS
 from labkit.graphs.trace import Trace
-
-ATTENTION = "labkit::unified_attention_with_output"
 
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """One call of a compiled pass: a piece (`cls` ≥ 0), or attention of `layer` (`cls` is −1).
+    """One call of a compiled pass: a piece (`cls` ≥ 0), or the attention operator `op` of `layer` (`cls` is −1).
 
     `inputs` and `outputs` are registers; `frees` are those that nobody reads afterwards.
     """
@@ -33,6 +32,7 @@ class Instruction:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     frees: tuple[int, ...] = ()
+    op: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Program:
     def from_dict(cls, data: dict[str, Any]) -> Program:
         """The inverse of `as_dict`, from JSON; KeyError or TypeError when it is something else."""
         made = [
-            Instruction(i["cls"], i["layer"], tuple(i["inputs"]), tuple(i["outputs"]), tuple(i["frees"]))
+            Instruction(i["cls"], i["layer"], tuple(i["inputs"]), tuple(i["outputs"]), tuple(i["frees"]), i["op"])
             for i in data["instructions"]
         ]
         return cls(data["registers"], tuple(data["inputs"]), tuple(made), data["result"], data["num_classes"])
@@ -77,7 +77,7 @@ class Split:
     ops: list[int]
 
 
-def split(traced: Trace, splitting_ops: Sequence[str] = (ATTENTION,)) -> Split:
+def split(traced: Trace, splitting_ops: Sequence[str] = SPLITTING_OPS) -> Split:
     """Cut at every operator named in `splitting_ops`. An empty list leaves one piece with attention inside it.
 
     N attention calls make N + 1 pieces.
@@ -140,11 +140,11 @@ def _program(whole: torch.fx.GraphModule, inputs: tuple[str, ...], attention: se
 
 
 def _attention(piece: torch.fx.GraphModule, args: tuple[int, ...]) -> Instruction:
-    """The call of one attention operator, its registers in the order (query, key, value, output)."""
+    """The call of one attention operator: its tensors, then the number of its layer."""
     places = {node: args[i] for i, node in enumerate(piece.graph.find_nodes(op="placeholder"))}
     (call,) = [node for node in piece.graph.nodes if node.op == "call_function"]
     *tensors, layer = call.args
-    return Instruction(-1, int(layer), tuple(places[t] for t in tensors), ())
+    return Instruction(-1, int(layer), tuple(places[t] for t in tensors), (), op=_op_name(call))
 
 
 def _with_frees(instructions: list[Instruction], kept: int, result: int) -> tuple[Instruction, ...]:

@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from labkit.config import SPLITTING_OPS
 from labkit.lab.hook import Ask, bound, whole
 
 # --- attention -------------------------------------------------------------------------------------------------------
@@ -156,7 +157,7 @@ def install_pieces(ask: Ask) -> Iterator[None]:
     own_split, own_split_module = pieces.split, pieces.split_module
     cut_at: list[Sequence[str]] = []
 
-    def split(traced: Any, splitting_ops: Sequence[str] = (pieces.ATTENTION,)) -> Any:
+    def split(traced: Any, splitting_ops: Sequence[str] = SPLITTING_OPS) -> Any:
         cut_at.append(splitting_ops)
         try:
             return own_split(traced, splitting_ops)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,14 +39,32 @@ def copy_bandwidth_gb_s(device: torch.device | str = "cuda", *, mib: int | None 
 
 
 def weight_bytes(model: ModelConfig, dtype: str) -> int:
-    """Bytes of weights that one step must read: all, once, but for an untied input embedding (it reads a few rows)."""
+    """Bytes of the weights that steps read: all, once, but for an untied input embedding (it reads a few rows)."""
     skipped = 0 if model.tie_word_embeddings else model.vocab_size * model.hidden_size
     return (model.num_parameters() - skipped) * ITEMSIZE[dtype]
 
 
+def expected_experts(model: ModelConfig, batch: int) -> float:
+    """Experts of a layer that at least one of `batch` tokens is sent to, where all are equally likely."""
+    share = model.num_experts_per_tok / model.num_experts
+    return model.num_experts * (1 - (1 - share) ** batch)
+
+
 def step_bytes(model: ModelConfig, dtype: str, batch: int, kv_tokens: float) -> float:
-    """Bytes a decode step must read: the weights once, and `kv_tokens` tokens of K and V per request."""
-    return weight_bytes(model, dtype) + batch * kv_tokens * model.kv_bytes_per_token(ITEMSIZE[dtype])
+    """Bytes a decode step must read: the weights once, and `kv_tokens` tokens of K and V per request.
+
+    Of experts those that the batch is expected to need (exact for one token), of K and V in a layer with a window no
+    more than the window holds.
+    """
+    weights, size = float(weight_bytes(model, dtype)), ITEMSIZE[dtype]
+    if model.num_experts:
+        per_expert = (model.num_parameters() - model.num_active_parameters()) / (
+            model.num_experts - model.num_experts_per_tok or 1
+        )
+        weights -= per_expert * (model.num_experts - expected_experts(model, batch)) * size
+    layer = model.kv_bytes_per_token(size) / model.num_layers
+    windows = [model.layer_window(index) or math.inf for index in range(model.num_layers)]
+    return weights + batch * layer * sum(min(kv_tokens, window) for window in windows)
 
 
 def floor_ms(num_bytes: float, bandwidth_gb_s: float) -> float:

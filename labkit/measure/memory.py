@@ -54,10 +54,40 @@ class Part:
 
 
 @dataclasses.dataclass(frozen=True)
+class LayerKV:
+    """What the layers of one kind keep of one request in the cache, and what of it they can still read.
+
+    window: keys that a token sees at most, itself included; None where it sees all. readable: tokens of the cache that
+    the next token of the request sees. held, unused: bytes over all layers of the kind, in whole pages; unused are the
+    pages that no later token will read. Nothing is freed for one kind alone: a page belongs to every layer.
+    """
+
+    kind: str
+    layers: int
+    window: int | None
+    tokens: int
+    readable: int
+    held: int
+    unused: int
+
+    @property
+    def sentence(self) -> str:
+        """What it says, as a part of a sentence."""
+        name = self.kind.replace("_", " ")
+        if self.window is None:
+            return f"{self.layers} layers of {name} read all {self.tokens:,} tokens of a request"
+        return (
+            f"{self.layers} layers of {name} keep {self.tokens:,} tokens of a request and can still read "
+            f"{self.readable:,}: {mib(self.unused)} of {mib(self.held)} are unused, and not freed"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
 class MemoryReport:
     """Where the memory of one engine goes. kind: of the actual numbers; a prediction alone is SIMULATED.
 
     peak: most that the allocator held at once, None where nobody looked (a CPU). graphs by (mode, size) in MiB.
+    layers: for one request at full length, where layers are of several kinds.
     """
 
     title: str
@@ -65,6 +95,7 @@ class MemoryReport:
     parts: tuple[Part, ...]
     peak: int | None = None
     by_size: tuple[tuple[str, int, float], ...] = ()
+    layers: tuple[LayerKV, ...] = ()
 
     def part(self, name: str) -> Part:
         return next(part for part in self.parts if part.name == name)
@@ -84,7 +115,8 @@ class MemoryReport:
             else:
                 out.append(f"{words} {mib(part.actual)} ({mib(part.predicted)} predicted)")
         peak = f"; at most {mib(self.peak)} at once" if self.peak else ""
-        return f"{self.title}, {self.kind}: {', '.join(out)}{peak}."
+        kinds = f" At full length {'; '.join(one.sentence for one in self.layers)}." if self.layers else ""
+        return f"{self.title}, {self.kind}: {', '.join(out)}{peak}.{kinds}"
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON, in bytes."""
@@ -92,6 +124,7 @@ class MemoryReport:
             "title": self.title, "kind": str(self.kind), "peak": self.peak,
             "parts": [{**dataclasses.asdict(part), "difference": part.difference} for part in self.parts],
             "graphs_by_size": [{"mode": mode, "size": size, "mib": taken} for mode, size, taken in self.by_size],
+            "layers": [dataclasses.asdict(one) for one in self.layers],
         }  # fmt: skip
 
 
@@ -107,7 +140,7 @@ def weight_bytes(model: ModelConfig, dtype: str) -> int:
 
     The table has a cosine and a sine, in fp32, for each position and each pair of a head's elements.
     """
-    return model.num_parameters() * _itemsize(dtype) + model.max_position_embeddings * model.head_size * 4
+    return model.num_parameters() * _itemsize(dtype) + model.max_position_embeddings * model.rotary_size * 4
 
 
 def kv_bytes(model: ModelConfig, limits: Limits, tokens: int | None = None, budget: int | None = None) -> int:
@@ -124,15 +157,35 @@ def kv_bytes(model: ModelConfig, limits: Limits, tokens: int | None = None, budg
     return page * (pages if budget is None else min(pages, budget // page))
 
 
+def kv_by_kind(model: ModelConfig, limits: Limits, tokens: int) -> tuple[LayerKV, ...]:
+    """For each kind of layer what one request of `tokens` tokens keeps; empty where all layers are of one kind."""
+    kinds = dict.fromkeys(map(model.layer_kind, range(model.num_layers)))
+    if len(kinds) < 2:
+        return ()
+    size, out = limits.block_size, []
+    page = model.kv_bytes_per_token(_itemsize(limits.dtype)) // model.num_layers * size
+    for kind in kinds:
+        layers = [layer for layer in range(model.num_layers) if model.layer_kind(layer) == kind]
+        window = model.layer_window(layers[0])
+        readable = tokens if window is None else min(tokens, window - 1)
+        unused = (tokens - readable) // size  # the page of the oldest token that is read is read
+        held = -(-tokens // size) * page * len(layers)
+        out.append(LayerKV(kind, len(layers), window, tokens, readable, held, unused * page * len(layers)))
+    return tuple(out)
+
+
 def workspace_bytes(model: ModelConfig, limits: Limits) -> int:
     """Bytes of the widest moment in a step of `max_num_batched_tokens` tokens: a lower bound of what it takes.
 
     In the feed-forward part, where it is widest: the residual and the layer's input (hidden size each), gate and up
-    side by side, and their product. Or in the head, where each of `max_num_seqs` rows has one logit per word. Whatever
+    side by side, and their product; with experts the product and the output of each that works for a token (gate and up
+    are never stored). Or in the head, where each of `max_num_seqs` rows has one logit per word. Whatever
     is the larger; attention's own buffers come on top.
     """
     size, tokens = _itemsize(limits.dtype), limits.max_num_batched_tokens
-    feed_forward = tokens * (2 * model.hidden_size + 3 * model.intermediate_size) * size
+    dense = 0 if model.is_moe_layer(0) else 3 * model.intermediate_size
+    chosen = model.num_experts_per_tok * (model.moe_intermediate_size + model.hidden_size)
+    feed_forward = tokens * (2 * model.hidden_size + max(dense, chosen)) * size
     head = tokens * model.hidden_size * size + min(limits.max_num_seqs, tokens) * model.vocab_size * size
     return max(feed_forward, head)
 
@@ -185,9 +238,9 @@ def report(
     Raises:
         ProvenanceError: memory that was looked at is called SIMULATED.
     """
-    kind = Kind(kind)
+    kind, layers = Kind(kind), kv_by_kind(model, limits, limits.max_model_len)
     if memory is None:
-        return MemoryReport(title, Kind.SIMULATED, predict(model, limits, budget=budget))
+        return MemoryReport(title, Kind.SIMULATED, predict(model, limits, budget=budget), layers=layers)
     if kind is Kind.SIMULATED:
         raise ProvenanceError(title, "measured memory is LIVE or RECORDED, never SIMULATED", "Name its kind.")
     found = {part.name: part for part in predict(model, limits, budget=budget)}
@@ -208,7 +261,7 @@ def report(
         )
         for name in PARTS
     )  # fmt: skip
-    return MemoryReport(title, kind, parts, peak, tuple(by_size))
+    return MemoryReport(title, kind, parts, peak, tuple(by_size), layers)
 
 
 def _itemsize(dtype: str) -> int:

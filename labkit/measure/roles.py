@@ -24,6 +24,7 @@ _RULES = tuple(
             r"batch(prefill|decode)|single(prefill|decode)|flex_",
             "attention",
         ),
+        (r"moe_(gate_up|down|grouped)", "gemm"),  # of experts
         (r"gemm|gemv|nvjet|split_?k|cutlass|cublas|xmma|dot_kernel|(?<![a-z])(add|b)?mm(?![a-z])", "gemm"),
         (r"embedding|index_?select|vectorized_gather|gather_kernel", "embedding"),
         (r"copy|fillfunctor|fill_kernel|catarray", "copy"),

@@ -1,47 +1,75 @@
-"""The decoder-only transformer of the Llama and Qwen3 families. Refuses to know requests, pages, batches and graphs.
+"""The decoder-only transformer around its blocks. Refuses to know requests, pages, batches and graphs.
 
 Tokens lie flat: `[num_tokens]` of any mixture of requests, each with its position; only attention knows which belong
-together. Nothing here depends on a tensor's value, so a forward pass can be captured as it stands.
+together. Nothing here depends on a tensor's value, so a forward pass can be captured as it stands. What a layer is made
+of is in `labkit.models.blocks`, `labkit.models.moe` (experts) and `labkit.models.mla` (latent attention).
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from labkit.attention import op
 from labkit.config import ModelConfig
-from labkit.models.layers import (
-    add_rms_norm,
-    linear,
-    rms_norm,
-    rotary_,
-    rotary_and_write_kv,
-    rotary_frequencies,
-    rotary_table,
-    silu_and_mul,
-)
+from labkit.models.blocks import Attention, DenseMLP, Named
+from labkit.models.layers import add_rms_norm, linear, rms_norm, rotary_frequencies, rotary_table
 
 
-@dataclasses.dataclass(eq=False)
-class LayerWeights:
-    """The weights of one layer, `[out, in]`. q, k and v are rows of one matrix, gate and up of another: two launches
-    instead of five. Biases and the norms of q and k are None where the family has none.
+class DecoderLayer:
+    """Norms, the attention block and the MLP block of one layer.
+
+    input_norm and mlp_norm come before the blocks. attention_out_norm and mlp_out_norm come after them where the family
+    has sandwich norms (Gemma-2), and are None elsewhere.
     """
 
-    input_norm: torch.Tensor
-    qkv: torch.Tensor
-    qkv_bias: torch.Tensor | None
-    q_norm: torch.Tensor | None
-    k_norm: torch.Tensor | None
-    o: torch.Tensor
-    o_bias: torch.Tensor | None
-    post_attention_norm: torch.Tensor
-    gate_up: torch.Tensor
-    down: torch.Tensor
+    def __init__(self, config: ModelConfig, index: int, dtype: torch.dtype, device: torch.device) -> None:
+        def norm(present: bool = True) -> Any:
+            return torch.empty(config.hidden_size, dtype=dtype, device=device) if present else None
+
+        self.input_norm: torch.Tensor = norm()
+        self.attention: Any = _attention_block(config, index, dtype, device)
+        self.attention_out_norm: torch.Tensor | None = norm(config.sandwich_norms)
+        self.mlp_norm: torch.Tensor = norm()
+        self.mlp: Any = _mlp_block(config, index, dtype, device)
+        self.mlp_out_norm: torch.Tensor | None = norm(config.sandwich_norms)
+
+    def tensors(self) -> Named:
+        for name in ("input_norm", "attention_out_norm", "mlp_norm", "mlp_out_norm"):
+            tensor = getattr(self, name)
+            if tensor is not None:
+                yield name, tensor
+        yield from self.attention.tensors()
+        yield from self.mlp.tensors()
+
+    def checkpoint_views(self, prefix: str) -> Named:
+        yield prefix + "input_layernorm.weight", self.input_norm
+        yield from self.attention.checkpoint_views(prefix)
+        if self.attention_out_norm is None or self.mlp_out_norm is None:
+            yield prefix + "post_attention_layernorm.weight", self.mlp_norm
+        else:
+            yield prefix + "post_attention_layernorm.weight", self.attention_out_norm
+            yield prefix + "pre_feedforward_layernorm.weight", self.mlp_norm
+            yield prefix + "post_feedforward_layernorm.weight", self.mlp_out_norm
+        yield from self.mlp.checkpoint_views(prefix)
+
+
+def _attention_block(config: ModelConfig, index: int, dtype: torch.dtype, device: torch.device) -> Any:
+    if config.uses_mla:
+        from labkit.models.mla import MLAAttention
+
+        return MLAAttention(config, index, dtype, device)
+    return Attention(config, index, dtype, device)
+
+
+def _mlp_block(config: ModelConfig, index: int, dtype: torch.dtype, device: torch.device) -> Any:
+    if config.is_moe_layer(index):
+        from labkit.models.moe import MoE
+
+        return MoE(config, dtype, device)
+    return DenseMLP(config, dtype, device)
 
 
 class Decoder:
@@ -53,35 +81,23 @@ class Decoder:
 
     def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
         self.config, self.dtype, self.device = config, dtype, torch.device(device)
-        hidden, head_size = config.hidden_size, config.head_size
-        q_size, kv_size = config.num_heads * head_size, config.num_kv_heads * head_size
 
         def empty(*shape: int) -> torch.Tensor:
             return torch.empty(shape, dtype=dtype, device=self.device)
 
-        self.embed_tokens = empty(config.vocab_size, hidden)
-        self.layers = [
-            LayerWeights(
-                input_norm=empty(hidden),
-                qkv=empty(q_size + 2 * kv_size, hidden),
-                qkv_bias=empty(q_size + 2 * kv_size) if config.attention_bias else None,
-                q_norm=empty(head_size) if config.qk_norm else None,
-                k_norm=empty(head_size) if config.qk_norm else None,
-                o=empty(hidden, q_size),
-                o_bias=empty(hidden) if config.attention_bias else None,
-                post_attention_norm=empty(hidden),
-                gate_up=empty(2 * config.intermediate_size, hidden),
-                down=empty(hidden, config.intermediate_size),
-            )
-            for _ in range(config.num_layers)
-        ]
-        self.norm = empty(hidden)
-        self.lm_head = self.embed_tokens if config.tie_word_embeddings else empty(config.vocab_size, hidden)
+        self.embed_tokens = empty(config.vocab_size, config.hidden_size)
+        self.layers = [DecoderLayer(config, index, dtype, self.device) for index in range(config.num_layers)]
+        self.norm = empty(config.hidden_size)
+        self.lm_head = self.embed_tokens if config.tie_word_embeddings else empty(config.vocab_size, config.hidden_size)
         # Made on the CPU everywhere: the same table, to the bit, on every device.
-        frequencies = rotary_frequencies(head_size, config.rope_theta, config.rope_scaling)
-        self.cos_sin = rotary_table(config.max_position_embeddings, frequencies).to(self.device)
+        scaling = config.rope_scaling
+        frequencies = rotary_frequencies(config.rotary_size, config.rope_theta, scaling)
+        factor = scaling.table_factor if scaling else 1.0
+        self.cos_sin = rotary_table(config.max_position_embeddings, frequencies, factor).to(self.device)
         # A layer ends with the norm that the next one begins with, so that it fuses with the residual addition.
         self.norm_after = [layer.input_norm for layer in self.layers[1:]] + [self.norm]
+        # Rounded to the model's dtype, as the embeddings it multiplies were when the model was trained.
+        self.embedding_multiplier = float(torch.tensor(config.embedding_multiplier, dtype=dtype))
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Hidden states after the final norm, `[num_tokens, hidden_size]`.
@@ -91,51 +107,37 @@ class Decoder:
 
         Runs inside a forward context of `labkit.attention.op`, which holds the KV cache.
         """
-        eps = self.config.rms_norm_eps
+        eps, plus_one, cos_sin = self.config.rms_norm_eps, self.config.norm_plus_one, self.cos_sin
         x = F.embedding(token_ids, self.embed_tokens)
+        if self.embedding_multiplier != 1.0:
+            x = x * self.embedding_multiplier
         # The residual stream is fp32 in every dtype: rounding it to bf16 after each addition would be the largest part
         # of the model's error, and keeping it costs no launch.
         residual = x.float()
-        x = rms_norm(x, self.layers[0].input_norm, eps)
-        for index, layer in enumerate(self.layers):
-            x = self._attention(index, layer, x, positions)
-            x, residual = add_rms_norm(x, residual, layer.post_attention_norm, eps)
-            x = linear(silu_and_mul(linear(x, layer.gate_up)), layer.down)
-            x, residual = add_rms_norm(x, residual, self.norm_after[index], eps)
+        x = rms_norm(x, self.layers[0].input_norm, eps, plus_one)
+        for layer, norm_after in zip(self.layers, self.norm_after, strict=True):
+            x = layer.attention.forward(x, positions, cos_sin)
+            if layer.attention_out_norm is not None:
+                x = rms_norm(x, layer.attention_out_norm, eps, plus_one)
+            x, residual = add_rms_norm(x, residual, layer.mlp_norm, eps, plus_one)
+            x = layer.mlp.forward(x)
+            if layer.mlp_out_norm is not None:
+                x = rms_norm(x, layer.mlp_out_norm, eps, plus_one)
+            x, residual = add_rms_norm(x, residual, norm_after, eps, plus_one)
         return x
 
     __call__ = forward
 
-    def _attention(self, index: int, layer: LayerWeights, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        config = self.config
-        num_tokens, heads, kv_heads = x.shape[0], config.num_heads, config.num_kv_heads
-        qkv = linear(x, layer.qkv, layer.qkv_bias).view(num_tokens, heads + 2 * kv_heads, config.head_size)
-        q, k, v = qkv.split((heads, kv_heads, kv_heads), dim=1)
-        out = x.new_empty((num_tokens, heads, config.head_size))
-        if x.is_cuda:  # norms of q and k, rotation and cache write in one launch
-            cache = op.layer_cache(index)
-            norms = (layer.q_norm, layer.k_norm)
-            rotary_and_write_kv(q, k, v, positions, self.cos_sin, cache, norms, config.rms_norm_eps)
-            op.attend(index, q, out)
-        else:
-            if layer.q_norm is not None and layer.k_norm is not None:
-                q, k = rms_norm(q, layer.q_norm, config.rms_norm_eps), rms_norm(k, layer.k_norm, config.rms_norm_eps)
-            rotary_(q, k, positions, self.cos_sin)
-            op.attention(index, q, k, v, out)
-        return linear(out.view(num_tokens, heads * config.head_size), layer.o, layer.o_bias)
-
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """`[rows, hidden_size]` → `[rows, vocab_size]`, in the model's dtype."""
-        return linear(hidden, self.lm_head)
+        logits, cap = linear(hidden, self.lm_head), self.config.final_logit_softcapping
+        return logits if cap is None else (torch.tanh(logits.float() / cap) * cap).to(logits.dtype)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Every tensor that a forward pass reads beside its arguments, whole, under a name of its own."""
         found = {"embed_tokens": self.embed_tokens, "norm": self.norm, "cos_sin": self.cos_sin}
         for index, layer in enumerate(self.layers):
-            for field in dataclasses.fields(layer):
-                tensor = getattr(layer, field.name)
-                if tensor is not None:
-                    found[f"layers.{index}.{field.name}"] = tensor
+            found |= {f"layers.{index}.{name}": tensor for name, tensor in layer.tensors()}
         return found
 
     def checkpoint_views(self) -> dict[str, torch.Tensor]:
@@ -143,29 +145,20 @@ class Decoder:
         return dict(self._checkpoint_views())
 
     def _checkpoint_views(self) -> Iterator[tuple[str, torch.Tensor]]:
-        config = self.config
-        q_size, kv_size = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
         yield "model.embed_tokens.weight", self.embed_tokens
         for index, layer in enumerate(self.layers):
-            prefix = f"model.layers.{index}."
-            yield prefix + "input_layernorm.weight", layer.input_norm
-            for kind, fused in (("weight", layer.qkv), ("bias", layer.qkv_bias)):
-                if fused is not None:
-                    for name, rows in zip("qkv", fused.split((q_size, kv_size, kv_size)), strict=True):
-                        yield f"{prefix}self_attn.{name}_proj.{kind}", rows
-            if layer.q_norm is not None and layer.k_norm is not None:
-                yield prefix + "self_attn.q_norm.weight", layer.q_norm
-                yield prefix + "self_attn.k_norm.weight", layer.k_norm
-            yield prefix + "self_attn.o_proj.weight", layer.o
-            if layer.o_bias is not None:
-                yield prefix + "self_attn.o_proj.bias", layer.o_bias
-            yield prefix + "post_attention_layernorm.weight", layer.post_attention_norm
-            for name, rows in zip(("gate", "up"), layer.gate_up.chunk(2), strict=True):
-                yield f"{prefix}mlp.{name}_proj.weight", rows
-            yield prefix + "mlp.down_proj.weight", layer.down
+            yield from layer.checkpoint_views(f"model.layers.{index}.")
         yield "model.norm.weight", self.norm
-        if not config.tie_word_embeddings:
+        if not self.config.tie_word_embeddings:
             yield "lm_head.weight", self.lm_head
+
+    def stacked_views(self) -> dict[str, tuple[torch.Tensor, tuple[str, ...]]]:
+        """Other names that a checkpoint may have for experts, with the names of `checkpoint_views` each stands for."""
+        found: dict[str, tuple[torch.Tensor, tuple[str, ...]]] = {}
+        for index, layer in enumerate(self.layers):
+            if self.config.is_moe_layer(index):
+                found |= layer.mlp.stacked_views(f"model.layers.{index}.")
+        return found
 
     def num_bytes(self) -> int:
         """Bytes of all weights and of the rotary table."""

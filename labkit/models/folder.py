@@ -1,7 +1,7 @@
 """What a Hugging Face folder says and holds: its shape, its tensors. Refuses pickles, foreign code, and to guess.
 
 Only safetensors are read: they hold numbers and nothing else. What the decoder does not compute (another activation,
-another rotary scaling, a sliding window, quantised weights …) is refused with a sentence, never ignored.
+another rotary scaling, quantised weights …) is refused with a sentence, never ignored.
 """
 
 from __future__ import annotations
@@ -11,14 +11,21 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit.config import ModelConfig, RopeScaling
+from labkit.config import ModelConfig
 from labkit.errors import LoadError
+from labkit.models.attention_config import attention_fields, refuse_attention, rope, with_defaults
+from labkit.models.experts_config import experts_fields, refuse_experts
+from labkit.models.mla_config import MLA_ARCHITECTURES, mla_fields, refuse_mla
 
 if TYPE_CHECKING:
     import torch
 
 #: Architectures whose forward pass the decoder computes, by the name in config.json.
-ARCHITECTURES = {"LlamaForCausalLM": "llama", "Qwen3ForCausalLM": "qwen3"}
+ARCHITECTURES = {
+    "LlamaForCausalLM": "llama", "Qwen3ForCausalLM": "qwen3", "Qwen3MoeForCausalLM": "qwen3_moe",
+    "MixtralForCausalLM": "mixtral", "Gemma2ForCausalLM": "gemma2", "GptOssForCausalLM": "gpt_oss",
+    "DeepseekV2ForCausalLM": "deepseek_v2", "DeepseekV3ForCausalLM": "deepseek_v3",
+}  # fmt: skip
 _FLOATS = ("F32", "F16", "BF16")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
@@ -33,6 +40,8 @@ def load_config(folder: Path, name: str | None = None) -> ModelConfig:
     if data is None:
         raise LoadError(f"model folder {folder}", "there is no config.json", "Give a Hugging Face model folder.")
     _refuse_unsupported(data, folder)
+    architecture = ARCHITECTURES[data["architectures"][0]]
+    data = with_defaults(architecture, data)
 
     def number(key: str, default: int | None = None) -> int:
         value = data.get(key)
@@ -41,14 +50,13 @@ def load_config(folder: Path, name: str | None = None) -> ModelConfig:
             raise LoadError(str(folder / "config.json"), f"{key}={value!r} is no whole number ≥ 1", "Fix the file.")
         return value
 
-    qwen3 = ARCHITECTURES[data["architectures"][0]] == "qwen3"
     hidden, heads = number("hidden_size"), number("num_attention_heads")
-    # transformers' own defaults for a key that is absent
-    max_positions = number("max_position_embeddings", 32768 if qwen3 else 2048)
-    theta, scaling = _rope(data, folder, max_positions)
+    max_positions = number("max_position_embeddings", 2048)
+    theta, scaling = rope(data, folder, max_positions)
     generation = read_json(folder / "generation_config.json") or {}
     eos = generation.get("eos_token_id")
     eos = data.get("eos_token_id") if eos is None else eos
+    latent = mla_fields(architecture, data, folder)
     return ModelConfig(
         name=name or folder.resolve().name,
         vocab_size=number("vocab_size"),
@@ -57,64 +65,38 @@ def load_config(folder: Path, name: str | None = None) -> ModelConfig:
         num_layers=number("num_hidden_layers"),
         num_heads=heads,
         num_kv_heads=number("num_key_value_heads", heads),
-        head_size=number("head_dim", 128 if qwen3 else hidden // heads),
+        head_size=latent.pop("head_size", 0) or number("head_dim", hidden // heads),
         max_position_embeddings=max_positions,
         rms_norm_eps=float(data.get("rms_norm_eps", 1e-6)),
         rope_theta=theta,
         rope_scaling=scaling,
         tie_word_embeddings=bool(data.get("tie_word_embeddings", False)),
-        qk_norm=qwen3,
+        qk_norm=architecture in ("qwen3", "qwen3_moe"),
         attention_bias=bool(data.get("attention_bias", False)),
-        architecture="qwen3" if qwen3 else "llama",
+        architecture=architecture,
         bos_token_id=data.get("bos_token_id"),
         eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
+        **attention_fields(architecture, data),
+        **experts_fields(architecture, data, folder),
+        **latent,
     )
 
 
 def _refuse_unsupported(data: Mapping[str, Any], folder: Path) -> None:
     what = f"model folder {folder}"
-    if "auto_map" in data:
+    names = data.get("architectures") or [f"model_type {data.get('model_type')}"]
+    # DeepSeek's folders bring the code of a class that transformers has by now, under the same name.
+    if "auto_map" in data and ARCHITECTURES.get(names[0]) not in MLA_ARCHITECTURES:
         why = "it wants to run Python code from the folder (auto_map), which is never done here"
         raise LoadError(what, why, "Use a model of a supported architecture that brings no code.")
-    names = data.get("architectures") or [f"model_type {data.get('model_type')}"]
     if names[0] not in ARCHITECTURES:
         raise LoadError(what, f"its architecture is {names[0]}", f"Supported: {', '.join(ARCHITECTURES)}.")
-    sliding = data.get("use_sliding_window") or "sliding_attention" in (data.get("layer_types") or ())
-    activation = data.get("hidden_act", "silu")
-    for found, why in (
-        (activation != "silu", f"its activation is {activation!r} and only 'silu' is computed"),
-        (data.get("mlp_bias"), "its MLP has biases (mlp_bias), which are not computed"),
-        (sliding, "its attention slides over a window, which the decoder does not ask for"),
-        (data.get("quantization_config"), "its weights are quantised (quantization_config)"),
-    ):
-        if found:
-            raise LoadError(what, why, "Use a plain Llama or Qwen3 model in fp32, fp16 or bf16.")
-
-
-def _rope(data: Mapping[str, Any], folder: Path, max_positions: int) -> tuple[float, RopeScaling | None]:
-    """Base and scaling of the rotary embedding, from `rope_parameters` or from the older pair of keys."""
-    parameters = {**(data.get("rope_scaling") or {}), **(data.get("rope_parameters") or {})}
-    theta = float(parameters.get("rope_theta") or data.get("rope_theta") or 10_000.0)
-    kind = parameters.get("rope_type") or parameters.get("type") or "default"
-    whole = (parameters.get("partial_rotary_factor") or data.get("partial_rotary_factor") or 1.0) == 1.0
-    if kind == "default" and whole:
-        return theta, None
-    if kind != "llama3" or not whole:
-        raise LoadError(
-            f"model folder {folder}",
-            f"its rotary embedding is of type {kind!r} or covers a part of each head",
-            "Supported: 'default' and 'llama3', over whole heads.",
-        )
-    try:
-        return theta, RopeScaling(
-            factor=float(parameters["factor"]),
-            low_freq_factor=float(parameters["low_freq_factor"]),
-            high_freq_factor=float(parameters["high_freq_factor"]),
-            original_max_position_embeddings=int(parameters.get("original_max_position_embeddings") or max_positions),
-        )
-    except KeyError as error:
-        why = f"the llama3 rotary scaling lacks {error}"
-        raise LoadError(str(folder / "config.json"), why, "Copy the file again.") from error
+    refuse_experts(ARCHITECTURES[names[0]], data, folder)
+    refuse_attention(ARCHITECTURES[names[0]], data, folder)
+    refuse_mla(ARCHITECTURES[names[0]], data, folder)
+    if data.get("quantization_config"):
+        why = "its weights are quantised (quantization_config)"
+        raise LoadError(what, why, "Use a model in fp32, fp16 or bf16.")
 
 
 def read_tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:

@@ -22,9 +22,13 @@ _variants: dict[tuple[Any, ...], Any] = {}
 def rms_norm_kernel(
     x_ptr, residual_ptr, weight_ptr, out_ptr, num_rows, eps,
     X_STRIDE_TOKEN: tl.constexpr, X_STRIDE_HEAD: tl.constexpr, RESIDUAL_STRIDE: tl.constexpr,
-    HEADS: tl.constexpr, SIZE: tl.constexpr, ADD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    HEADS: tl.constexpr, SIZE: tl.constexpr, ADD: tl.constexpr, PLUS_ONE: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """ROWS rows of length SIZE. With ADD the residual stream becomes x + residual, rounded, and that is normed."""
+    """ROWS rows of length SIZE. With ADD the residual stream becomes x + residual, rounded, and that is normed.
+
+    With PLUS_ONE it is multiplied by 1 + weight and rounded once, as Gemma does.
+    """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     col = tl.arange(0, BLOCK)
     mask = (row < num_rows)[:, None] & (col < SIZE)[None, :]
@@ -37,8 +41,11 @@ def rms_norm_kernel(
         tl.store(residual_ptr + at, total, mask=mask)
         x = total.to(tl.float32)
     scale = 1.0 / tl.sqrt(tl.sum(x * x, 1) / SIZE + eps)
-    normed = (x * scale[:, None]).to(x_ptr.dtype.element_ty).to(tl.float32)
-    y = (normed * weight[None, :]).to(out_ptr.dtype.element_ty)
+    if PLUS_ONE:
+        y = (x * scale[:, None] * (weight + 1.0)[None, :]).to(out_ptr.dtype.element_ty)
+    else:
+        normed = (x * scale[:, None]).to(x_ptr.dtype.element_ty).to(tl.float32)
+        y = (normed * weight[None, :]).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + row[:, None] * SIZE + col[None, :], y, mask=mask)
 
 
@@ -119,28 +126,33 @@ def rotary_kernel(
 @kernel(tensors="gate_up_ptr out_ptr", numbers="num_rows")
 def silu_and_mul_kernel(
     gate_up_ptr, out_ptr, num_rows,
-    STRIDE: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
+    STRIDE: tl.constexpr, SIZE: tl.constexpr, GELU: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """silu(gate) · up for BLOCK columns of one row. Grid: (rows, column blocks)."""
+    """silu(gate) · up, or with GELU the tanh form of gelu, for BLOCK columns of one row. Grid: (rows, blocks)."""
     row = tl.program_id(0).to(tl.int64)
     col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = col < SIZE
     gate = tl.load(gate_up_ptr + row * STRIDE + col, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(gate_up_ptr + row * STRIDE + SIZE + col, mask=mask, other=0.0).to(tl.float32)
-    silu = (gate / (1.0 + tl.exp(-gate))).to(gate_up_ptr.dtype.element_ty).to(tl.float32)
-    tl.store(out_ptr + row * SIZE + col, (silu * up).to(out_ptr.dtype.element_ty), mask=mask)
+    # gelu's 0.5 (1 + tanh z) is the sigmoid of 2z; 1.5957691… is 2 √(2/π).
+    inner = 1.5957691216057308 * gate * (1.0 + 0.044715 * gate * gate) if GELU else gate
+    act = (gate / (1.0 + tl.exp(-inner))).to(gate_up_ptr.dtype.element_ty).to(tl.float32)
+    tl.store(out_ptr + row * SIZE + col, (act * up).to(out_ptr.dtype.element_ty), mask=mask)
 
 
 def _warps(elements: int) -> int:
     return min(8, max(1, elements // 256))
 
 
-def _norm(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float, out: torch.Tensor) -> None:
+def _norm(
+    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float, plus_one: bool, out: torch.Tensor
+) -> None:
     num_rows = out.numel() // x.shape[-1]
     if num_rows == 0:
         return
     form = (
         x.dtype, weight.dtype, x.stride(), x.shape[1:], residual is not None and (residual.dtype, residual.stride(0)),
+        plus_one,
     )  # fmt: skip
     found = _variants.get(form)
     if found is None:
@@ -154,7 +166,7 @@ def _norm(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, 
         residual_stride = 0 if residual is None else residual.stride(0)
         constants = (
             x.stride(0), x.stride(1) if x.dim() == 3 else 0, residual_stride, heads, size,
-            residual is not None, rows, block,
+            residual is not None, plus_one, rows, block,
         )  # fmt: skip
         variant = rms_norm_kernel.variant(
             (x.dtype, weight.dtype, residual is not None and residual.dtype), constants, _warps(rows * block), 1
@@ -170,18 +182,19 @@ def _check_rows(name: str, x: torch.Tensor) -> None:
         raise ValueError(f"{name} must be [rows, size] or [tokens, heads, size] with a contiguous last dimension")
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, plus_one: bool = False) -> torch.Tensor:
     """x / √(mean(x²) + eps) · weight over the last dimension; a new contiguous tensor of the same shape and dtype.
 
-    `x`: `[num_tokens, size]` or `[num_tokens, num_heads, size]`; may be a view of a fused projection.
+    `x`: `[num_tokens, size]` or `[num_tokens, num_heads, size]`; may be a view of a fused projection. `plus_one`
+    multiplies by 1 + weight.
     """
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    _norm(x, None, weight, eps, out)
+    _norm(x, None, weight, eps, plus_one, out)
     return out
 
 
 def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, plus_one: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(rms_norm(x + residual), x + residual) for contiguous `[num_tokens, size]`, written into `x` and `residual`.
 
@@ -189,7 +202,7 @@ def add_rms_norm(
     """
     if not x.is_contiguous():
         raise ValueError("x must be contiguous to be overwritten")
-    _norm(x, residual, weight, eps, x)
+    _norm(x, residual, weight, eps, plus_one, x)
     return x, residual
 
 
@@ -272,17 +285,27 @@ def _rotary(
 
 def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """silu(gate) · up of a fused `[num_tokens, 2 · intermediate]` projection → `[num_tokens, intermediate]`."""
+    return _act_and_mul(gate_up, False)
+
+
+def gelu_tanh_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """gelu(gate) · up, in the tanh form; see `silu_and_mul`."""
+    return _act_and_mul(gate_up, True)
+
+
+def _act_and_mul(gate_up: torch.Tensor, gelu: bool) -> torch.Tensor:
     num_rows, double = gate_up.shape
     size = double // 2
     out = gate_up.new_empty((num_rows, size))
     if num_rows == 0:
         return out
-    form = ("silu", gate_up.dtype, double, gate_up.stride())
+    form = ("silu", gelu, gate_up.dtype, double, gate_up.stride())
     found = _variants.get(form)
     if found is None:
         _check_rows("gate_up", gate_up)
         block = min(1024, next_power_of_2(size))
-        variant = silu_and_mul_kernel.variant((gate_up.dtype,), (gate_up.stride(0), size, block), _warps(block), 1)
+        constants = (gate_up.stride(0), size, gelu, block)
+        variant = silu_and_mul_kernel.variant((gate_up.dtype,), constants, _warps(block), 1)
         found = _variants[form] = (variant, -(-size // block))
     variant, blocks = found
     variant((num_rows, blocks, 1), (gate_up, out), (num_rows,))

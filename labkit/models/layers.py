@@ -34,28 +34,33 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     return torch.mm(x, weight.t()) if bias is None else torch.addmm(bias, x, weight.t())
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, plus_one: bool = False) -> torch.Tensor:
     """x / √(mean(x²) + eps) · weight over the last dimension, in fp32; same shape and dtype as `x`.
 
     `x` may be a view of a fused projection (`[num_tokens, num_heads, head_size]`, last dimension contiguous).
+    `plus_one` multiplies by 1 + weight, rounded once at the end (Gemma).
     """
     if x.is_cuda:
-        return _kernels().rms_norm(x, weight, eps)
-    return _normalize(x.float(), eps).to(x.dtype) * weight
+        return _kernels().rms_norm(x, weight, eps, plus_one)
+    return normalize(x.float(), weight, eps, x.dtype, plus_one)
 
 
 def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, plus_one: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(rms_norm(residual + x) in the dtype of `x`, residual + x). `residual` is fp32. The kernel writes into both."""
     if x.is_cuda:
-        return _kernels().add_rms_norm(x, residual, weight, eps)
+        return _kernels().add_rms_norm(x, residual, weight, eps, plus_one)
     residual = residual + x
-    return _normalize(residual, eps).to(x.dtype) * weight, residual
+    return normalize(residual, weight, eps, x.dtype, plus_one), residual
 
 
-def _normalize(x32: torch.Tensor, eps: float) -> torch.Tensor:
-    return x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + eps)
+def normalize(
+    x32: torch.Tensor, weight: torch.Tensor, eps: float, dtype: torch.dtype, plus_one: bool = False
+) -> torch.Tensor:
+    """The norm of an fp32 tensor in `dtype`, in plain torch operators."""
+    normed = x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + eps)
+    return (normed * (1.0 + weight.float())).to(dtype) if plus_one else normed.to(dtype) * weight
 
 
 def rotary_(query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor) -> None:
@@ -102,26 +107,65 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """silu(gate) · up of a fused `[num_tokens, 2 * intermediate]` projection → `[num_tokens, intermediate]`."""
     if gate_up.is_cuda:
         return _kernels().silu_and_mul(gate_up)
+    return gated(gate_up, "silu")
+
+
+def gelu_tanh_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """gelu(gate) · up, with the tanh form of gelu; see `silu_and_mul`."""
+    if gate_up.is_cuda:
+        return _kernels().gelu_tanh_and_mul(gate_up)
+    return gated(gate_up, "gelu_pytorch_tanh")
+
+
+def gated(gate_up: torch.Tensor, hidden_act: str) -> torch.Tensor:
+    """act(gate) · up in plain torch operators."""
     gate, up = gate_up.chunk(2, dim=-1)
-    return F.silu(gate) * up
+    return (F.silu(gate) if hidden_act == "silu" else F.gelu(gate, approximate="tanh")) * up
+
+
+#: The fused form of each activation, by its name in transformers.
+ACTIVATIONS = {"silu": silu_and_mul, "gelu_pytorch_tanh": gelu_tanh_and_mul}
 
 
 def rotary_frequencies(head_size: int, theta: float, scaling: RopeScaling | None) -> torch.Tensor:
-    """Radians per position of each rotary pair, fp32 `[head_size/2]`: theta^(−2i/head_size), scaled as Llama 3.1 does.
+    """Radians per position of each rotary pair, fp32 `[head_size/2]`: theta^(−2i/head_size), scaled.
 
-    Scaling leaves short wavelengths alone, divides long ones by `factor`, and blends in between, where a wavelength
-    fits into the original context between `low_freq_factor` and `high_freq_factor` times.
+    Both ways of scaling leave short wavelengths alone, divide long ones by `factor`, and blend in between. Llama 3.1
+    blends by how often a wavelength fits into the original context (`low_freq_factor` to `high_freq_factor` times),
+    YaRN linearly over the pairs between those that turn `beta_fast` and `beta_slow` times in it.
     """
     frequencies = 1.0 / (theta ** (torch.arange(0, head_size, 2, dtype=torch.float32) / head_size))
     if scaling is None:
         return frequencies
+    if scaling.kind == "yarn":
+        blend = _yarn_blend(head_size, theta, scaling)
+        return (1 - blend) * frequencies / scaling.factor + blend * frequencies
     turns = scaling.original_max_position_embeddings / (2 * math.pi / frequencies)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     blend = ((turns - low) / (high - low)).clamp(0.0, 1.0)
     return (1 - blend) * frequencies / scaling.factor + blend * frequencies
 
 
-def rotary_table(max_positions: int, frequencies: torch.Tensor) -> torch.Tensor:
-    """Cosines, then sines, of every position: fp32 `[max_positions, head_size]` for `[head_size/2]` frequencies."""
+def _yarn_blend(head_size: int, theta: float, scaling: RopeScaling) -> torch.Tensor:
+    """1 where a pair keeps its frequency, 0 where that is divided by the factor; fp32 `[head_size/2]`."""
+
+    def pair_that_turns(times: float) -> float:
+        wavelength = scaling.original_max_position_embeddings / (times * 2 * math.pi)
+        return head_size * math.log(wavelength) / (2 * math.log(theta))
+
+    low, high = pair_that_turns(scaling.beta_fast), pair_that_turns(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_size - 1)
+    high += 0.001 if low == high else 0.0
+    ramp = (torch.arange(head_size // 2, dtype=torch.float32) - low) / (high - low)
+    return 1 - ramp.clamp(0, 1)
+
+
+def rotary_table(max_positions: int, frequencies: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
+    """Cosines, then sines, of every position: fp32 `[max_positions, head_size]` for `[head_size/2]` frequencies.
+
+    factor: multiplies all of them (YaRN).
+    """
     angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), frequencies)
-    return torch.cat((angles.cos(), angles.sin()), dim=-1)
+    return torch.cat((angles.cos() * factor, angles.sin() * factor), dim=-1)

@@ -14,6 +14,7 @@ from labkit.errors import ConfigError, LoadError, did_you_mean
 from labkit.models import fetch
 from labkit.models.decoder import Decoder
 from labkit.models.folder import load_config, read_tensors, shortened
+from labkit.models.mla_config import is_mtp
 from labkit.models.random_weights import fill_random
 from labkit.models.shapes import DEFAULT_MODEL, SHAPES, model_names
 from labkit.models.tokenizer import ByteTokenizer, FolderTokenizer, Tokenizer
@@ -120,8 +121,13 @@ def _to_stderr(line: str) -> None:
 def _load_weights(decoder: Decoder, folder: Path) -> None:
     """Copy every tensor into its place, converting dtype and device on the way; all must be there, and nothing else."""
     views = decoder.checkpoint_views()
-    missing, unknown = dict(views), []
+    missing, unknown, stacked = dict(views), [], decoder.stacked_views()
     for name, tensor in read_tensors(folder):
+        if name in stacked:  # one tensor in place of many
+            view, covered = stacked[name]
+            views[name] = view
+            if all(missing.pop(one, None) is not None for one in covered):
+                missing[name] = view
         if name not in views:
             if not _is_derived(name, decoder.config):
                 unknown.append(name)
@@ -143,5 +149,9 @@ def _load_weights(decoder: Decoder, folder: Path) -> None:
 
 
 def _is_derived(name: str, config: ModelConfig) -> bool:
-    """Tensors that some checkpoints carry although they follow: rotary frequencies, and the head of a tied model."""
+    """Tensors that some checkpoints carry although they follow: rotary frequencies, and the head of a tied model. Also
+    those of a layer that only predicts further ahead.
+    """
+    if is_mtp(name, config.architecture, config.num_layers):
+        return True
     return name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tie_word_embeddings)

@@ -23,16 +23,17 @@ def fill_random(decoder: Decoder, seed: int) -> None:
     """Fill every weight of `decoder` as a function of (seed, weight's name, dtype).
 
     A matrix has the standard deviation 1/√columns, which keeps activations and attention scores of size 1, so
-    that what attention reads matters to the logits; norm weights are 1 ± 0.1 and biases 0 ± 0.1.
+    that what attention reads matters to the logits; what a norm multiplies by is 1 ± 0.1, biases and sinks are 0 ± 0.1.
     """
     block = torch.from_numpy(_numbers(seed, BLOCK)).to(decoder.device)
     scaled: dict[float, torch.Tensor] = {}
     for name, weight in decoder.checkpoint_views().items():
-        scale = weight.shape[1] ** -0.5 if weight.dim() == 2 else 0.1
+        scale = weight.shape[1] ** -0.5 if weight.dim() >= 2 else 0.1
         if scale not in scaled:
             scaled[scale] = (block * scale).to(decoder.dtype)
-        _copy_wrapped(weight.view(-1), scaled[scale], zlib.crc32(name.encode()) % BLOCK)
-        if name.endswith("norm.weight"):
+        flat = (weight if weight.is_contiguous() else weight.transpose(-1, -2)).view(-1)
+        _copy_wrapped(flat, scaled[scale], zlib.crc32(name.encode()) % BLOCK)
+        if name.endswith("norm.weight") and not decoder.config.norm_plus_one:
             weight.add_(1.0)
 
 

@@ -1,4 +1,4 @@
-"""The paged KV cache's tensors, and how many blocks fit. Refuses to know which request owns which block."""
+"""The paged KV cache: its tensors, of K and V or of latents, and how many blocks fit. Refuses to know who owns them."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ CPU_KV_BYTES = 1 << 30
 class KVCache:
     """K and V of all layers: per layer `[num_blocks, block_size, num_kv_heads, head_size]`.
 
+    Of a model with multi-head latent attention a layer has one tensor, `[num_blocks, block_size, rank + rope]`. Its key
+    cache is that tensor with an axis for its one head, its value cache a view of the first `latent_rank` columns.
+
     The axes are always in this order. Under the layout HND the memory holds a page's tokens of one head together, so
     the caches are strided views; every kernel goes by strides.
 
@@ -28,10 +31,15 @@ class KVCache:
     While `locked` (a graph reads it) it cannot be made to point elsewhere.
     """
 
-    data: torch.Tensor  # [num_layers, 2, num_blocks, block_size, num_kv_heads, head_size]
+    data: torch.Tensor  # [num_layers, 2, num_blocks, block_size, num_kv_heads, head_size], or without 2 and heads
     locked: bool = False
+    latent_rank: int = 0  # 0: K and V
 
     def __post_init__(self) -> None:
+        if self.latent_rank:
+            self.key_caches = [layer.unsqueeze(2) for layer in self.data]
+            self.value_caches = [keys[..., : self.latent_rank] for keys in self.key_caches]
+            return
         self.key_caches = [layer[0] for layer in self.data]
         self.value_caches = [layer[1] for layer in self.data]
 
@@ -55,9 +63,13 @@ class KVCache:
         layout: str = "NHD",
     ) -> KVCache:
         inner = (block_size, config.num_kv_heads) if layout == "NHD" else (config.num_kv_heads, block_size)
-        shape = (config.num_layers, 2, num_blocks, *inner, config.head_size)
+        shape: tuple[int, ...] = (config.num_layers, 2, num_blocks, *inner, config.head_size)
+        if config.uses_mla:
+            shape = (config.num_layers, num_blocks, block_size, config.kv_lora_rank + config.qk_rope_head_dim)
         try:
             data = torch.zeros(shape, dtype=dtype, device=device)
+            if config.uses_mla:
+                return cls(data, latent_rank=config.kv_lora_rank)
             return cls(data if layout == "NHD" else data.transpose(3, 4))
         except RuntimeError as error:  # out of memory, on a CPU or a GPU
             needed = math.prod(shape) * dtype.itemsize / 2**30
@@ -69,7 +81,7 @@ class KVCache:
 
     @property
     def num_blocks(self) -> int:
-        return self.data.shape[2]
+        return self.key_caches[0].shape[0]
 
     @property
     def nbytes(self) -> int:
@@ -80,7 +92,7 @@ class KVCache:
         generator = torch.Generator(device=self.data.device).manual_seed(seed)
         index = torch.tensor(block_ids, dtype=torch.int64, device=self.data.device)
         for layer in self.data:
-            for cache in layer:
+            for cache in layer[None] if self.latent_rank else layer:
                 values = torch.randn(
                     (len(block_ids), *cache.shape[1:]), generator=generator, device=cache.device, dtype=torch.float32
                 )

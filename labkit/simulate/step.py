@@ -143,6 +143,12 @@ class DecodeModel:
                 f"weight_bits={self.weight_bits}, kv_bits={self.kv_bits}", "must lie above 0 and up to 32",
                 "16 is bfloat16, 8 is fp8 or INT8, 4 is INT4.",
             )  # fmt: skip
+        if self.shape.num_experts or self.shape.uses_mla:
+            kind = "experts" if self.shape.num_experts else "latent attention"
+            raise ConfigError(
+                f"model={self.shape.name!r}", f"a step of a model with {kind} is not simulated",
+                "Take a dense model; `labkit bench` measures this one where it fits.",
+            )  # fmt: skip
         if self.shape.num_heads % self.tp or self.shape.intermediate_size % self.tp:
             raise ConfigError(
                 f"tp={self.tp}", f"{self.shape.num_heads} heads and {self.shape.intermediate_size} columns of the MLP "
@@ -152,6 +158,11 @@ class DecodeModel:
             raise ConfigError(
                 f"backend={self.backend!r}", "its cost is not known from a recording",
                 did_you_mean(self.backend, BACKENDS),
+            )  # fmt: skip
+        if self.backend == "TORCH_SDPA" and self.shape.attn_logit_softcapping is not None:
+            raise ConfigError(
+                f"backend='TORCH_SDPA' for {self.shape.name}", "it writes soft-capped scores out, unrecorded yet",
+                "Take TRITON_ATTN.",
             )  # fmt: skip
         if not (math.isfinite(self.all_reduce_us) and self.all_reduce_us >= 0):
             raise ConfigError(f"all_reduce_us={self.all_reduce_us}", "is no time", "Give µs, zero or more.")
@@ -212,31 +223,39 @@ def kernels_of(model: DecodeModel, machine: Machine = H200, *, mode: str = "NONE
         Kernel("residual in fp32", "other", "torch", bytes=3 * act * hidden),
         Kernel("norm before the first layer", "norm", "triton", bytes=2 * act * hidden),
     ]
-    for _ in range(shape.num_layers):
-        out += _layer(model, machine, mode)
+    if shape.embedding_multiplier != 1.0:
+        out.insert(1, Kernel("embedding, scaled", "embedding", "torch", bytes=2 * act * hidden))
+    for layer in range(shape.num_layers):
+        out += _layer(model, machine, mode, layer)
     head = _product("LM head", model, hidden, shape.vocab_size / tp)
     out.append(dataclasses.replace(head, where="outside"))
+    if shape.final_logit_softcapping is not None:  # to fp32, divided, tanh, multiplied, and back
+        capped = Kernel("soft cap", "other", "torch", bytes=4 * act * shape.vocab_size / tp, where="outside")
+        out += [capped] * 5
     out.append(Kernel("largest logit", "sampling", "torch", bytes=act * shape.vocab_size / tp, where="outside"))
     out.append(Kernel("token ids to the host", "copy", "copy", bytes=16 * batch, where="outside"))
     return out
 
 
-def _layer(model: DecodeModel, machine: Machine, mode: str) -> list[Kernel]:
+def _layer(model: DecodeModel, machine: Machine, mode: str, layer: int) -> list[Kernel]:
     shape, tp, act = model.shape, model.tp, 2 * model.batch
     hidden, inner = shape.hidden_size, shape.intermediate_size / tp
     q = shape.num_heads * shape.head_size / tp
     kv = max(shape.num_kv_heads / tp, 1) * shape.head_size  # fewer KV heads than GPUs: each GPU keeps a copy
+    sandwich = [Kernel("norm after the block", "norm", "triton", bytes=2 * act * hidden)] * shape.sandwich_norms
     out = [
         _product("q, k and v", model, hidden, q + 2 * kv),
         Kernel("rotation, cache write", "rope_cache", "triton", bytes=2 * act * (q + 2 * kv)),
-        *_attention(model, machine, mode, q, kv),
+        *_attention(model, machine, mode, q, kv, shape.layer_window(layer)),
         _product("attention output", model, q, hidden),
         *_exchange(model, machine),
+        *sandwich,
         Kernel("norm before the MLP", "norm", "triton", bytes=5 * act * hidden),
         _product("gate and up", model, hidden, 2 * inner),
         Kernel("activation", "activation", "triton", bytes=3 * act * inner),
         _product("down", model, inner, hidden),
         *_exchange(model, machine),
+        *sandwich,
         Kernel("norm before the next layer", "norm", "triton", bytes=5 * act * hidden),
     ]
     wanted = model.launches_per_layer
@@ -254,8 +273,10 @@ def _product(name: str, model: DecodeModel, rows: float, columns: float) -> Kern
     )  # fmt: skip
 
 
-def _attention(model: DecodeModel, machine: Machine, mode: str, q: float, kv: float) -> list[Kernel]:
-    tokens = model.batch * model.context
+def _attention(
+    model: DecodeModel, machine: Machine, mode: str, q: float, kv: float, window: int | None
+) -> list[Kernel]:
+    tokens = model.batch * min(model.context, window or model.context)
     heads = kv / model.shape.head_size
     if model.backend == "TORCH_SDPA":
         gathered = model.max_model_len or model.context if mode == "FULL" else model.context

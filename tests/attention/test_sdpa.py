@@ -26,8 +26,9 @@ def spec(batch: PagedBatch, **changes: object) -> AttentionSpec:
 
 
 def attend(
-    batch: PagedBatch, *, pad: int = 0, window: int | None = None, lse: bool = False, **changes: object
-) -> torch.Tensor:
+    batch: PagedBatch, *, pad: int = 0, window: int | None = None, soft_cap: float | None = None,
+    sinks: torch.Tensor | None = None, lse: bool = False, **changes: object,
+) -> torch.Tensor:  # fmt: skip
     backend = TorchSDPABackend(spec(batch, **changes), torch.device("cpu"))
     metadata = batch.metadata(pad_reqs=pad, pad_tokens=pad)
     query = torch.cat([batch.query, torch.full((pad, *batch.query.shape[1:]), float("nan"), dtype=batch.query.dtype)])
@@ -35,8 +36,9 @@ def attend(
     where = torch.full(query.shape[:2], float("nan")) if lse else None
     backend.prepare(metadata)
     backend.forward(
-        query, batch.key_cache, batch.value_cache, output, metadata, scale=batch.scale, sliding_window=window, lse=where
-    )
+        query, batch.key_cache, batch.value_cache, output, metadata, scale=batch.scale, sliding_window=window,
+        logits_soft_cap=soft_cap, sinks=sinks, lse=where,
+    )  # fmt: skip
     return where[: batch.num_tokens] if where is not None else output[: batch.num_tokens]
 
 
@@ -81,6 +83,38 @@ def test_a_window_keeps_that_many_keys(window: int) -> None:
     mixed = random_batch([1, 7, 12], [30, 7, 25], num_heads=4, num_kv_heads=2, head_size=32)
     for batch in (decode, mixed):
         assert_attention_close(batch, attend(batch, window=window), window=window)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("limit", [1 << 28, 1 << 12])
+def test_soft_cap_and_sinks_with_windows(seed: int, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decodes gathered and padded, mixed batches, scores in one part and in many; LSE counts the sink."""
+    monkeypatch.setattr("labkit.attention.sdpa.SCORES_LIMIT", limit)
+    rng, dtype = random.Random(seed), (torch.float32, torch.bfloat16, torch.float16)[seed % 3]
+    heads, kv_heads = rng.choice([(9, 3), (4, 4), (8, 2), (5, 1)])
+    for query_lens, kv_lens in (random_lengths(rng, rng.randint(2, 5)), ([1] * 4, [3, 1, 33, 60])):
+        batch = random_batch(
+            query_lens, kv_lens, num_heads=heads, num_kv_heads=kv_heads, head_size=32, dtype=dtype, seed=seed
+        )
+        sinks = torch.randn(heads, generator=torch.Generator().manual_seed(seed)).to(dtype) * 2
+        for features in ({"soft_cap": 2.0}, {"sinks": sinks}, {"soft_cap": 2.0, "sinks": sinks, "window": 7}):
+            pad = 2 if query_lens == [1] * 4 else 0
+            exact = assert_attention_close(batch, attend(batch, pad=pad, **features), **features)
+            lse = attend(batch, pad=pad, lse=True, **features)
+            torch.testing.assert_close(lse.double(), exact, atol=1e-4, rtol=1e-4)
+
+
+def test_a_sink_makes_no_row_see_something() -> None:
+    batch = random_batch([5, 1], [2, 4], num_heads=4, num_kv_heads=2, head_size=32)
+    sinks = torch.full((4,), 3.0)
+    assert (attend(batch, sinks=sinks)[:3] == 0).all()
+    assert torch.isneginf(attend(batch, sinks=sinks, lse=True)[:3]).all()
+
+
+def test_torchs_own_kernels_are_refused_where_scores_are_written_out() -> None:
+    asked = AttentionSpec(8, 4, 64, "float32", 16, logits_soft_cap=50.0, sdpa_kernel="math")
+    (reason,) = TorchSDPABackend.why_not(asked, Platform("cpu"))
+    assert "soft-capping" in str(reason) and "sdpa_kernel to auto" in str(reason)
 
 
 @pytest.mark.parametrize("kernel", ["auto", "flash"])

@@ -376,7 +376,7 @@ def _move_inputs(llm: LLM) -> None:
 
 def _replace_weight(llm: LLM, factor: float = 1.0) -> None:
     layer = llm.engine.model.decoder.layers[0]
-    layer.qkv = layer.qkv * factor
+    layer.attention.qkv = layer.attention.qkv * factor
 
 
 def test_without_debug_nothing_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -433,7 +433,7 @@ def weights_after_capture(settings: dict) -> None:
         before, _ = teach(llm, batch, 4)
         for each in (eager, llm):
             each.reset()
-            each.engine.model.decoder.layers[0].qkv.mul_(2)
+            each.engine.model.decoder.layers[0].attention.qkv.mul_(2)
         reference, _ = teach(eager, batch, 4)
         assert any(not torch.allclose(reference[k], before[k], atol=1e-3) for k in before), "the weights matter"
         ours, reports = teach(llm, batch, 4)

@@ -18,7 +18,7 @@ from tests.parity import Contender, Outcome, Record, summary
 
 #: Cheapest first; a file that is not named here runs before those that compile.
 CHEAP = ("models", "sdpa", "measure", "triton", "timeline", "generate", "engine", "capture")
-COMPILES = ("piecewise", "flash_attn", "flex", "parity", "flashinfer")
+COMPILES = ("piecewise", "flash_attn", "flex", "parity", "flashinfer", "mla")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

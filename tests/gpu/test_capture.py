@@ -227,7 +227,7 @@ def test_c34_weights_after_capture() -> None:
     batch = prompts(3, seed=4, longest=9)
     with LLM("tiny-llama", **SMALL, enforce_eager=True) as eager, LLM("tiny-llama", **GRAPHS) as llm:
         for each in (eager, llm):
-            each.engine.model.decoder.layers[0].qkv.mul_(2)
+            each.engine.model.decoder.layers[0].attention.qkv.mul_(2)
         reference, _ = teach(eager, batch, 5)
         ours, reports = teach(llm, batch, 5)
         assert "FULL" in {r.mode for r in reports}
@@ -235,7 +235,7 @@ def test_c34_weights_after_capture() -> None:
         for each in (eager, llm):
             each.reset()
             layer = each.engine.model.decoder.layers[0]
-            layer.qkv = layer.qkv * 0.25
+            layer.attention.qkv = layer.attention.qkv * 0.25
         with pytest.warns(UserWarning, match="was replaced"):
             llm.reconfigure(max_num_seqs=6)
         reference, _ = teach(eager, batch, 5)

@@ -46,8 +46,8 @@ def decoder() -> Decoder:
     fill_random(decoder, seed=1)
     hidden, generator = decoder.config.hidden_size, torch.Generator().manual_seed(3)
     layer = decoder.layers[1]
-    layer.gate_up = torch.randn(2 * 48, hidden, generator=generator) * 0.1
-    layer.down = torch.randn(hidden, 48, generator=generator) * 0.1
+    layer.mlp.gate_up = torch.randn(2 * 48, hidden, generator=generator) * 0.1
+    layer.mlp.down = torch.randn(hidden, 48, generator=generator) * 0.1
     return decoder
 
 

@@ -7,9 +7,10 @@ import dataclasses
 import pytest
 import torch
 
+from labkit.config import SPLITTING_OPS
 from labkit.engine.compiled import split_model
 from labkit.errors import CompileError
-from labkit.graphs.pieces import ATTENTION, Program, split
+from labkit.graphs.pieces import Program, split
 from labkit.graphs.trace import Trace, trace
 from labkit.models.decoder import Decoder
 from labkit.models.shapes import SHAPES
@@ -39,11 +40,11 @@ def test_c38_layers_of_different_width_share_nothing() -> None:
     made = decoder(4)
     for index, layer in enumerate(made.layers):
         width = 32 * (index + 1) if index < 3 else 32
-        layer.gate_up, layer.down = torch.empty(2 * width, 64), torch.empty(64, width)
+        layer.mlp.gate_up, layer.mlp.down = torch.empty(2 * width, 64), torch.empty(64, width)
     program = split_model(made).program
     assert [p.cls for p in program.pieces] == [0, 1, 2, 3, 4], "three widths in the middle, then the last norm"
     same = decoder(4)
-    same.layers[2].qkv = same.layers[2].qkv.clone()
+    same.layers[2].attention.qkv = same.layers[2].attention.qkv.clone()
     assert split_model(same).program.num_classes == 3, "other weights of the same shape are the same code"
 
 
@@ -80,7 +81,7 @@ def test_every_register_is_written_before_it_is_read_and_freed_after() -> None:
         known -= set(i.frees)
     assert known == {*range(len(program.inputs)), program.result}, "nothing else is kept to the end"
     assert Program.from_dict(program.as_dict()) == program
-    assert ATTENTION in str(torch.ops.labkit.unified_attention_with_output.default._schema)
+    assert SPLITTING_OPS[0] in str(torch.ops.labkit.unified_attention_with_output.default._schema)
 
 
 @pytest.mark.parametrize("breaks", ["branch", "break"])

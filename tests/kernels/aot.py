@@ -95,12 +95,12 @@ def write_kv(dtype: str, heads: tuple[int, int, int]) -> Case:
     return Case(cache_write.write_kv_kernel, types, constants, 4, 1)
 
 
-def norm(dtype: str, size: int, *, add: bool, heads: int = 1) -> Case:
+def norm(dtype: str, size: int, *, add: bool, heads: int = 1, plus_one: bool = False) -> Case:
     types = dict(x_ptr=f"*{dtype}", residual_ptr=f"*{dtype}", weight_ptr=f"*{dtype}", out_ptr=f"*{dtype}",
                  num_rows="i32", eps="fp32")  # fmt: skip
     block = next_power_of_2(size)
     constants = dict(X_STRIDE_TOKEN=size * heads + 16, X_STRIDE_HEAD=size, RESIDUAL_STRIDE=size, HEADS=heads, SIZE=size,
-                     ADD=add, ROWS=4 if block <= 256 else 1, BLOCK=block)  # fmt: skip
+                     ADD=add, PLUS_ONE=plus_one, ROWS=4 if block <= 256 else 1, BLOCK=block)  # fmt: skip
     return Case(model_kernels.rms_norm_kernel, types, constants, 4, 1)
 
 
@@ -119,9 +119,9 @@ def rotary(dtype: str, heads: tuple[int, int, int], *, normed: bool, write: bool
     return Case(model_kernels.rotary_kernel, types, constants, 4, 1)
 
 
-def silu(dtype: str, size: int) -> Case:
+def silu(dtype: str, size: int, *, gelu: bool = False) -> Case:
     types = dict(gate_up_ptr=f"*{dtype}", out_ptr=f"*{dtype}", num_rows="i32")
-    return Case(model_kernels.silu_and_mul_kernel, types, dict(STRIDE=2 * size, SIZE=size, BLOCK=1024), 4, 1)
+    return Case(model_kernels.silu_and_mul_kernel, types, dict(STRIDE=2 * size, SIZE=size, GELU=gelu, BLOCK=1024), 4, 1)
 
 
 def compile_case(case: Case, arch: int) -> tuple[Any, dict[str, Any]]:
@@ -185,6 +185,8 @@ def cases(arch: int) -> dict[str, Case]:
         "rotary": rotary(dtype, smol, normed=False, write=False),
         "rotary_and_write_kv": rotary(dtype, llama, normed=True, write=True),
         "silu_and_mul": silu(dtype, 1536),
+        "gemma-norm": norm(dtype, 2304, add=True, plus_one=True),
+        "gelu_and_mul": silu(dtype, 9216, gelu=True),
     }
     if arch not in (80, 89):  # which compile as sm_120 does
         out["fp32"] = attention(arch, "fp32", llama, rows=many)

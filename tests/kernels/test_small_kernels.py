@@ -76,6 +76,17 @@ def test_add_rms_norm_is_one_launch_and_updates_the_stream(dtype: torch.dtype, l
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gemmas_norm_multiplies_by_one_more_and_rounds_once(dtype: torch.dtype) -> None:
+    """A weight below half precision's step at 1 still counts: 1 + weight is never stored."""
+    x, residual, weight = torch.randn(5, 96).to(dtype), torch.randn(5, 96), (torch.randn(96) * 1e-4).to(dtype)
+    plus = 1 + weight.double()
+    close(kernels.rms_norm(x, weight, 1e-6, True), normed(x, plus, 1e-6))
+    got, stream = kernels.add_rms_norm(x.clone(), residual.clone(), weight, 1e-6, True)
+    close(got, normed(residual + x.float(), plus, 1e-6))
+    assert torch.equal(stream, residual + x.float())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("heads", HEADS, ids=lambda h: "x".join(map(str, h)))
 def test_rotary_in_place_on_views(heads: tuple[int, int, int], dtype: torch.dtype, launches: list[str]) -> None:
     num_heads, kv, size = heads
@@ -98,6 +109,15 @@ def test_silu_and_mul(size: int, dtype: torch.dtype, launches: list[str]) -> Non
     assert launches == ["silu_and_mul_kernel"]
     extreme = torch.tensor([[-1e4, 1e4, 1.0, 1.0]], dtype=dtype)
     assert kernels.silu_and_mul(extreme).tolist() == [[0.0, torch.tensor(1e4, dtype=dtype).item()]]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gelu_and_mul(dtype: torch.dtype) -> None:
+    x = (torch.randn(3, 2 * 1536) * 4).to(dtype)
+    gate, up = x.double().chunk(2, -1)
+    close(kernels.gelu_tanh_and_mul(x), torch.nn.functional.gelu(gate, approximate="tanh") * up)
+    extreme = torch.tensor([[-100.0, 100.0, 1.0, 1.0]], dtype=dtype)
+    assert kernels.gelu_tanh_and_mul(extreme).tolist() == [[0.0, 100.0]]
 
 
 SLOTS = torch.tensor([17, -1, 63, 32, 20, -1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.kernels.harness import run
+from tests.kernels.harness import check, make, run
 from tests.reference import random_batch
 
 pytestmark = [
@@ -40,3 +40,14 @@ def test_split_equals_unsplit(name: str, launches: list[str]) -> None:
         eps = 4 * torch.finfo(dtype).eps
         torch.testing.assert_close(output, whole, atol=eps, rtol=eps)
         torch.testing.assert_close(lse, whole_lse, atol=1e-5, rtol=1e-5)
+
+
+def test_layers_with_a_window_are_split_by_what_the_window_holds() -> None:
+    """Also in a graph for the longest context: 40 keys are no more than a few tiles, whatever lies before them."""
+    batch = random_batch([1, 1], [500, 23], num_heads=2, num_kv_heads=1, head_size=32, seed=4)
+    windowed, full = make(batch, sliding_window=40, num_splits=8), make(batch, num_splits=8)
+    metadata = batch.metadata(max_blocks=32)
+    metadata.for_graph, metadata.max_seq_len = True, 512
+    few, many = windowed.plan(metadata), full.plan(metadata)
+    assert few.splits == -(-41 // few.tile.block_n) < many.splits
+    check(batch, backend=windowed, metadata=metadata, window=40)

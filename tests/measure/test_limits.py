@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from labkit.config import ModelConfig
 from labkit.measure import limits
+from labkit.models.shapes import SHAPES
 
 MODEL = ModelConfig("m", 11, 4, 6, 3, 2, 1, 2, 64)
 
@@ -34,3 +36,24 @@ def test_the_floor_is_bytes_over_bandwidth() -> None:
 
 def test_the_copy_bandwidth_of_this_machine_is_positive() -> None:
     assert 0.01 < limits.copy_bandwidth_gb_s("cpu", mib=4, samples=3) < 10_000
+
+
+def test_a_step_reads_no_more_of_kv_than_windows_hold() -> None:
+    """2 of tiny-gemma2's 4 layers see 24 tokens."""
+    model = SHAPES["tiny-gemma2"]
+    layer = model.kv_bytes_per_token(2) / 4
+    for tokens in (10, 24, 300):
+        kv = limits.step_bytes(model, "bfloat16", 3, tokens) - limits.weight_bytes(model, "bfloat16")
+        assert kv == pytest.approx(3 * layer * 2 * (tokens + min(tokens, 24)))
+
+
+def test_a_step_reads_the_experts_that_its_tokens_need() -> None:
+    """One token reads its active parameters (less the input embedding), many tokens all; a drawing agrees between."""
+    model = SHAPES["qwen3-30b-a3b"]
+    embedding = model.vocab_size * model.hidden_size
+    one = limits.step_bytes(model, "bfloat16", 1, 0)
+    assert one == pytest.approx(2 * (model.num_active_parameters() - embedding))
+    assert limits.step_bytes(model, "bfloat16", 10_000, 0) == pytest.approx(limits.weight_bytes(model, "bfloat16"))
+    rng = np.random.default_rng(0)
+    drawn = [len({e for _ in range(8) for e in rng.permutation(128)[:8]}) for _ in range(400)]
+    assert limits.expected_experts(model, 8) == pytest.approx(np.mean(drawn), rel=0.02)

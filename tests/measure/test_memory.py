@@ -8,7 +8,17 @@ import pytest
 
 from labkit.config import EngineConfig
 from labkit.errors import ConfigError
-from labkit.measure.memory import MIB, PARTS, Limits, kv_bytes, predict, report, weight_bytes, workspace_bytes
+from labkit.measure.memory import (
+    MIB,
+    PARTS,
+    Limits,
+    kv_by_kind,
+    kv_bytes,
+    predict,
+    report,
+    weight_bytes,
+    workspace_bytes,
+)
 from labkit.measure.provenance import Kind, ProvenanceError
 from labkit.models.shapes import SHAPES
 
@@ -90,3 +100,25 @@ def test_a_prediction_alone_is_simulated_and_a_measurement_never() -> None:
     assert alone.kind is Kind.SIMULATED and "predicted" in alone.sentence
     with pytest.raises(ProvenanceError, match="never SIMULATED"):
         report("x", model, LIMITS, {"weights": 1, "kv": 1}, kind="SIMULATED")
+
+
+def test_layers_with_a_window_keep_what_they_cannot_read() -> None:
+    """Counted token by token: a page is unused when the next token, and so every later one, is past it by a window."""
+    model = SHAPES["tiny-gemma2"]
+    layer = 2 * model.num_kv_heads * model.head_size * 2
+    for size, tokens in ((4, 1), (4, 23), (16, 24), (16, 100), (16, 1000), (5, 997)):
+        limits = Limits("bfloat16", size, 1000, 4, 64)
+        sliding, full = kv_by_kind(model, limits, tokens)
+        seen = [position for position in range(tokens) if tokens - position < 24]
+        pages = -(-tokens // size)
+        dead = sum(all(p not in seen for p in range(page * size, (page + 1) * size)) for page in range(pages))
+        assert (sliding.kind, sliding.layers, sliding.window, sliding.readable) == (
+            "sliding_attention",
+            2,
+            24,
+            len(seen),
+        )
+        assert (sliding.held, sliding.unused) == (2 * pages * size * layer, 2 * dead * size * layer)
+        assert (full.readable, full.unused, full.held) == (tokens, 0, sliding.held)
+        assert "not freed" in report("x", model, limits).sentence
+    assert kv_by_kind(SHAPES["tiny-llama"], limits, 100) == ()

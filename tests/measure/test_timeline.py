@@ -311,6 +311,8 @@ def test_overhead_is_a_ratio_of_medians() -> None:
     [
         (NORM, "norm"), (ATTENTION, "attention"), (MAX, "sampling"), (NVJET, "gemm"), (ADD, "other"),
         ("rotary_kernel", "rope_cache"), ("write_kv_kernel", "rope_cache"), ("silu_and_mul_kernel", "activation"),
+        ("moe_grouped_kernel", "gemm"), ("moe_gate_up_pairs_kernel", "gemm"), ("moe_down_tokens_kernel", "gemm"),
+        ("moe_route_kernel", "other"), ("moe_align_kernel", "other"), ("moe_sum_kernel", "other"),
         ("merge_splits_kernel", "attention"), ("gather_pages_kernel", "attention"),
         ("Memcpy DtoH (Device -> Pinned)", "copy"), ("Memset (Device)", "copy"), ("memcpy32_post", "copy"),
         ("void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<int>>()", "copy"),

@@ -94,3 +94,25 @@ def test_llama3_scaling_leaves_short_waves_divides_long_ones_and_blends_between(
         kinds.add(kind)
         assert after == pytest.approx(expected, rel=1e-5)
     assert kinds == {"short", "long", "between"}
+
+
+@pytest.mark.parametrize(
+    "factors",
+    [{}, {"mscale": 0.7, "mscale_all_dim": 0.7}, {"mscale": 1.0, "mscale_all_dim": 0.5}, {"attention_factor": 1.3}],
+)  # fmt: skip
+@pytest.mark.parametrize("truncate", [True, False])
+def test_yarn_equals_transformers(factors: dict[str, float], truncate: bool) -> None:
+    transformers = pytest.importorskip("transformers")
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    scaling = RopeScaling(
+        kind="yarn", factor=40.0, original_max_position_embeddings=4096, beta_fast=32.0, beta_slow=1.0,
+        truncate=truncate, **factors,
+    )  # fmt: skip
+    config = transformers.LlamaConfig(
+        hidden_size=256, num_attention_heads=4, head_dim=64, max_position_embeddings=163840,
+        rope_parameters={"rope_theta": 10_000.0, **scaling.parameters()},
+    )  # fmt: skip
+    frequencies, factor = ROPE_INIT_FUNCTIONS["yarn"](config, torch.device("cpu"))
+    torch.testing.assert_close(rotary_frequencies(64, 10_000.0, scaling), frequencies, rtol=1e-6, atol=0)
+    assert scaling.table_factor == pytest.approx(factor)

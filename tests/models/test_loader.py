@@ -25,9 +25,9 @@ def test_every_tensor_lands_in_its_place(tmp_path: Path) -> None:
     assert (loaded.weights, loaded.dtype, loaded.source) == ("real", "float32", str(tmp_path))
     layer = loaded.decoder.layers[1]
     q, k, v = (state[f"model.layers.1.self_attn.{x}_proj.weight"] for x in "qkv")
-    assert torch.equal(layer.qkv, torch.cat((q, k, v)))
+    assert torch.equal(layer.attention.qkv, torch.cat((q, k, v)))
     gate, up = (state[f"model.layers.1.mlp.{x}_proj.weight"] for x in ("gate", "up"))
-    assert torch.equal(layer.gate_up, torch.cat((gate, up)))
+    assert torch.equal(layer.mlp.gate_up, torch.cat((gate, up)))
     views = loaded.decoder.checkpoint_views()
     assert set(views) == set(state)
     assert all(torch.equal(views[name], state[name]) for name in state)
@@ -92,7 +92,7 @@ def test_loading_needs_neither_transformers_nor_triton(tmp_path: Path, user_env:
 # --- config.json -------------------------------------------------------------------------------------------------
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "architecture": ({"architectures": ["MixtralForCausalLM"]}, "its architecture is MixtralForCausalLM"),
+    "architecture": ({"architectures": ["FalconForCausalLM"]}, "its architecture is FalconForCausalLM"),
     "no-architecture": ({"architectures": None}, "its architecture is model_type llama"),
     "remote-code": ({"auto_map": {"AutoModelForCausalLM": "modeling_x.X"}}, "run Python code from the folder"),
     "activation": ({"hidden_act": "gelu"}, "its activation is 'gelu'"),
@@ -100,7 +100,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "window": ({"use_sliding_window": True}, "slides over a window"),
     "layer-types": ({"layer_types": ["full_attention", "sliding_attention"]}, "slides over a window"),
     "quantised": ({"quantization_config": {"quant_method": "awq"}}, "weights are quantised"),
-    "yarn": ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "of type 'yarn'"),
+    "dynamic": ({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "of type 'dynamic'"),
+    "yarn-lacks": ({"rope_scaling": {"rope_type": "yarn"}}, "lacks 'factor'"),
+    "both-ways": ({"use_bidirectional_attention": True}, "see those after them"),
     "old-linear": ({"rope_scaling": {"type": "linear", "factor": 4.0}}, "of type 'linear'"),
     "partial": ({"partial_rotary_factor": 0.5}, "covers a part of each head"),
     "llama3-lacks": ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "lacks 'low_freq_factor'"),
@@ -256,4 +258,4 @@ def test_a_folder_without_a_tokenizer_reads_bytes_and_says_so(
     loaded = load_folder(write_folder(tmp_path))
     assert loaded.tokenizer.encode("hé") == list("hé".encode())
     assert "has no tokenizer" in capsys.readouterr().err
-    assert loaded.decoder.layers[0].qkv.shape[0] == (HEADS + 2 * KV_HEADS) * HEAD
+    assert loaded.decoder.layers[0].attention.qkv.shape[0] == (HEADS + 2 * KV_HEADS) * HEAD

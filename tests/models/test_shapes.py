@@ -16,6 +16,12 @@ PUBLISHED = {
     "llama-3.2-3b": 3_212_749_824,
     "llama-3.1-8b": 8_030_261_248,
     "llama-3.1-70b": 70_553_706_496,
+    "gemma-2-2b": 2_614_341_888,
+    "gpt-oss-20b": 20_914_757_184,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "mixtral-8x7b": 46_702_792_704,
+    "deepseek-v2-lite": 15_706_484_224,
+    "deepseek-v3": 671_026_419_200,  # without the layer that predicts a second token
 }
 # Bytes of K and V per token in a 16-bit dtype, by hand: 2 × layers × KV heads × head size × 2.
 KV_BYTES = {"smollm2-135m": 23_040, "qwen3-0.6b": 114_688, "llama-3.2-1b": 32_768, "llama-3.1-8b": 131_072}

@@ -33,6 +33,20 @@ def test_an_ideal_machine_takes_the_time_of_the_bytes(name: str, batch: int) -> 
     assert got.shares["data"] == pytest.approx(1.0)
 
 
+def test_layers_with_a_window_and_norms_after_the_blocks() -> None:
+    """Gemma-2 beside the same without: half of the layers read 4096 tokens of 8000, two more norms in each of 26."""
+    gemma = SHAPES["gemma-2-2b"]
+    plain = dataclasses.replace(gemma, layer_types=(), sandwich_norms=False, embedding_multiplier=1.0,
+                                final_logit_softcapping=None)  # fmt: skip
+    ours, theirs = (kernels_of(DecodeModel(shape, 2, 8000)) for shape in (gemma, plain))
+    read = [sum(k.bytes for k in found if k.name == "attention") for found in (ours, theirs)]
+    assert read[0] / read[1] == pytest.approx((13 * 4096 + 13 * 8000) / (26 * 8000))
+    assert sum(k.role == "norm" for k in ours) - sum(k.role == "norm" for k in theirs) == 52
+    assert len(ours) - len(theirs) == 52 + 1 + 5
+    with pytest.raises(ConfigError, match="scores out"):
+        DecodeModel(gemma, backend="TORCH_SDPA")
+
+
 def test_launches_of_the_engine() -> None:
     """The counts are those of the shipped recording's NONE rows for SmolLM2."""
     for batch, backend, launches in ((1, "TRITON_ATTN", 305), (64, "TRITON_ATTN", 275), (1, "TORCH_SDPA", 695)):

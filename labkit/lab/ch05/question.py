@@ -23,7 +23,8 @@ _BY_FIELD = {
 }  # fmt: skip
 #: Words of a condition → its column, for reasons that no one setting mends. The first that occurs decides.
 _BY_WORDS = (
-    ("has paged kernels for", "GPU"), ("a sliding window", "window"), ("soft-capping", "soft cap"),
+    ("has paged kernels for", "GPU"), ("kernels for sm_", "GPU"), ("kernels are for sm_", "GPU"),
+    ("a sliding window", "window"), ("soft-capping", "soft cap"),
     ("attention sinks", "sinks"), ("head size", "head size"), ("query heads", "head size"), ("is for ", "family"),
     ("needs ", "GPU"),
 )  # fmt: skip
@@ -74,8 +75,9 @@ class Answer:
 
 def ask(values: Mapping[str, Any], platform: Platform, available: Mapping[str, Availability] | None = None) -> Answer:
     """Every backend's answer to the panel's controls on a machine; `available` as in `selector.candidates`."""
-    found = candidates(spec_of(values), platform, available, block_size_is_set=values["page"] != OWN_PAGE)
     requested = None if values["requested"] == AUTO else values["requested"]
+    set_ = values["page"] != OWN_PAGE
+    found = candidates(spec_of(values), platform, available, block_size_is_set=set_, also=requested)
     if requested is not None:
         taken = next((c for c in found if c.name == requested and c.usable), None)
     else:

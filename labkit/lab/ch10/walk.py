@@ -38,8 +38,8 @@ STOPS: dict[str, tuple[Stop, ...]] = {
              "nothing is returned. It cannot look inside."),
         Stop("attention/op.py", "attention", "What runs in its place, at call time. The first line writes K and V "
              "into the cache: that is outside of the pieces, too.", "write_kv(", "attend("),
-        Stop("models/traceable.py", "_attention", "Where the model calls it: between the rotation and the output "
-                                                  "product.",
+        Stop("models/blocks.py", "Attention.traced_forward", "Where the model calls it: between the rotation and the "
+                                                             "output product.",
              "output = torch.empty_like", "return F.linear"),
     ),
     "trace": (
