@@ -183,9 +183,7 @@ def run_moe(
 
 def router_logits(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
     """x · gateᵀ in fp32, `[num_tokens, num_experts]`: rounded to bf16, close scores would be equal ones."""
-    if x.is_cuda and x.dtype != torch.float32:
-        return torch.mm(x, gate.t(), out_dtype=torch.float32)
-    return F.linear(x.float(), gate.float())
+    return moe_launch.router_logits(x, gate) if x.is_cuda else F.linear(x.float(), gate.float())
 
 
 def route(

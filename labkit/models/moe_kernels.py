@@ -16,6 +16,25 @@ tl: Any = None  # `triton.language` once a kernel has been launched
 # --- routing ---------------------------------------------------------------------------------------------------------
 
 
+@kernel(tensors="x_ptr gate_ptr logits_ptr")
+def moe_logits_kernel(
+    x_ptr, gate_ptr, logits_ptr,
+    X_STRIDE: tl.constexpr, HIDDEN: tl.constexpr, EXPERTS: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """The logits of one token for BLOCK_E experts, by ordinary products. Grid: (tokens, blocks of experts)."""
+    token = tl.program_id(0).to(tl.int64)
+    e = tl.program_id(1) * BLOCK_E + tl.arange(0, BLOCK_E)
+    k = tl.arange(0, BLOCK_K)
+    total = tl.zeros((BLOCK_E, BLOCK_K), tl.float32)
+    for start in range(0, HIDDEN, BLOCK_K):
+        in_k = start + k < HIDDEN
+        x = tl.load(x_ptr + token * X_STRIDE + start + k, mask=in_k, other=0.0).to(tl.float32)
+        mask = (e < EXPERTS)[:, None] & in_k[None, :]
+        gate = tl.load(gate_ptr + e[:, None] * HIDDEN + start + k[None, :], mask=mask, other=0.0)
+        total += gate.to(tl.float32) * x[None, :]
+    tl.store(logits_ptr + token * EXPERTS + e, tl.sum(total, 1), mask=e < EXPERTS)
+
+
 @kernel(tensors="logits_ptr bias_ptr slots_ptr ids_ptr weights_ptr", numbers="scale")
 def moe_route_kernel(
     logits_ptr, bias_ptr, slots_ptr, ids_ptr, weights_ptr, scale,
@@ -46,7 +65,7 @@ def moe_route_kernel(
     if GROUPS > 1:
         SIZE: tl.constexpr = EXPERTS // GROUPS
         # Each expert's lane holds the score of its group, so that no reshape needs a power of two.
-        score = tl.full((BLOCK_E,), float("-inf"), tl.float32)
+        of_group = tl.full((BLOCK_E,), float("-inf"), tl.float32)
         for g in tl.static_range(GROUPS):
             mine = e // SIZE == g
             inside = tl.where(mine, choice, float("-inf"))
@@ -54,21 +73,24 @@ def moe_route_kernel(
             if CHOICE_BIAS:  # DeepSeek-V3: the sum of the best two
                 first = tl.argmax(inside, 0)
                 best += tl.max(tl.where(e == first, float("-inf"), inside), 0)
-            score = tl.where(mine, best, score)
+            of_group = tl.where(mine, best, of_group)
         kept = e < 0
         for _ in tl.static_range(TOP_GROUPS):
-            group = tl.argmax(score, 0) // SIZE
+            group = tl.argmax(of_group, 0) // SIZE
             kept = kept | (e // SIZE == group)
-            score = tl.where(e // SIZE == group, float("-inf"), score)
+            of_group = tl.where(e // SIZE == group, float("-inf"), of_group)
         choice = tl.where(kept, choice, float("-inf"))
 
     k = tl.arange(0, BLOCK_K)
     ids = tl.full((BLOCK_K,), 0, tl.int32)
     weights = tl.full((BLOCK_K,), 0.0, tl.float32)
     for i in tl.static_range(TOP_K):
-        best = tl.minimum(tl.argmax(choice, 0), EXPERTS - 1)
+        score, best = tl.max(choice, 0, return_indices=True)
+        best = tl.minimum(best, EXPERTS - 1)
+        if CHOICE_BIAS:  # what was compared is not the weight
+            score = tl.sum(tl.where(e == best, x, 0.0), 0)
         ids = tl.where(k == i, best, ids)
-        weights = tl.where(k == i, tl.sum(tl.where(e == best, x, 0.0), 0), weights)
+        weights = tl.where(k == i, score, weights)
         choice = tl.where(e == best, float("-inf"), choice)
     if SCORING == 2:
         weights = tl.where(k < TOP_K, weights, float("-inf"))

@@ -22,6 +22,7 @@ from labkit.models.moe_kernels import (
     moe_down_tokens_kernel,
     moe_gate_up_pairs_kernel,
     moe_grouped_kernel,
+    moe_logits_kernel,
     moe_route_kernel,
     moe_sum_kernel,
 )
@@ -30,6 +31,8 @@ from labkit.models.moe_kernels import (
 SCORING = {"softmax": 0, "sigmoid": 1, "topk_softmax": 2}
 #: Pairs of (token, expert) up to which every program of `moe_align_kernel` counts all of them itself: a launch less.
 COUNT_INSIDE = 1024
+#: Tokens up to which the router is a kernel of our own: cuBLAS takes two launches for so thin a product.
+THIN = 16
 
 _variants: dict[tuple[Any, ...], Any] = {}
 
@@ -54,6 +57,22 @@ class Routing:
     topk_group: int = 1
     routed_scaling_factor: float = 1.0
     bias: str = ""
+
+
+def router_logits(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """x · gateᵀ in fp32, `[num_tokens, num_experts]`, for `[num_tokens, hidden]` and `[num_experts, hidden]`."""
+    (tokens, hidden), experts = x.shape, gate.shape[0]
+    if tokens > THIN:
+        return torch.mm(x, gate.t()) if x.dtype == torch.float32 else torch.mm(x, gate.t(), out_dtype=torch.float32)
+    logits = torch.empty((tokens, experts), dtype=torch.float32, device=x.device)
+    if tokens:
+        form = ("logits", x.dtype, x.stride(0), hidden, experts)
+        variant = _variants.get(form)
+        if variant is None:
+            constants = (x.stride(0), hidden, experts, 4, min(1024, next_power_of_2(hidden)))
+            variant = _variants[form] = moe_logits_kernel.variant((x.dtype,), constants, 4, 1)
+        variant((tokens, -(-experts // 4), 1), (x, gate, logits))
+    return logits
 
 
 def route(
@@ -138,6 +157,21 @@ def choose_tile(num_pairs: int, num_experts: int, itemsize: int, capability: tup
     return Tile(64, 64, 64, 4, 4) if each <= 128 else Tile(128, 64, 64, 8, 3)
 
 
+@dataclasses.dataclass(frozen=True)
+class PairsTile:
+    """Rows of weights of one program that works for one pair, and how much of a row it multiplies at a time."""
+
+    rows: int
+    up_depth: int
+    down_depth: int
+    num_warps: int
+
+
+def choose_pairs_tile(hidden: int, width: int) -> PairsTile:
+    """Few rows make many programs, each with loads of 16 bytes a thread: so the whole chip reads at once."""
+    return PairsTile(4, min(512, next_power_of_2(hidden)), min(1024, next_power_of_2(width)), 4)
+
+
 def one_by_one(num_pairs: int, num_experts: int, top_k: int) -> bool:
     """Whether each pair reads its expert by itself: so few pairs that hardly two of them share one."""
     return num_pairs <= max(top_k, num_experts // 4)
@@ -196,15 +230,13 @@ def _run_pairs(
             stack.gate_up_bias is None, shared is None)  # fmt: skip
     found = _variants.get(form)
     if found is None:
-        biased, rows = stack.gate_up_bias is not None, 4
-        deep = min(512, next_power_of_2(hidden)), min(1024, next_power_of_2(width))
+        biased, tile = stack.gate_up_bias is not None, choose_pairs_tile(hidden, width)
+        rows, flags = tile.rows, (stack.interleaved, biased, stack.limit is not None)
         up = moe_gate_up_pairs_kernel.variant(
-            (x.dtype,),
-            (x.stride(0), hidden, width, top_k, stack.interleaved, biased, stack.limit is not None, rows, deep[0]),
-            4, 1,
-        )  # fmt: skip
+            (x.dtype,), (x.stride(0), hidden, width, top_k, *flags, rows, tile.up_depth), tile.num_warps, 1
+        )
         down = moe_down_tokens_kernel.variant(
-            (x.dtype,), (hidden, width, top_k, biased, shared is not None, rows, deep[1]), 4, 1
+            (x.dtype,), (hidden, width, top_k, biased, shared is not None, rows, tile.down_depth), tile.num_warps, 1
         )
         found = _variants[form] = (up, down, -(-width // rows), -(-hidden // rows))
     up, down, up_columns, down_columns = found

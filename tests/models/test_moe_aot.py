@@ -34,6 +34,12 @@ def route(biased: bool) -> Case:
     return Case(moe_kernels.moe_route_kernel, types, constants, 1, 1)
 
 
+def logits(dtype: str) -> Case:
+    types = dict(x_ptr=f"*{dtype}", gate_ptr=f"*{dtype}", logits_ptr="*fp32")
+    constants = dict(X_STRIDE=2048, HIDDEN=2048, EXPERTS=128, BLOCK_E=4, BLOCK_K=1024)
+    return Case(moe_kernels.moe_logits_kernel, types, constants, 4, 1)
+
+
 def align(counted: bool) -> Case:
     types = dict(ids_ptr="*i32", counts_ptr="*i32", sorted_ptr="*i32", experts_ptr="*i32", total_ptr="*i32",
                  num_pairs="i32")  # fmt: skip
@@ -87,7 +93,7 @@ def cases(arch: int) -> dict[str, Case]:
         out["decode-up"] = grouped(arch, dtype, 32, up=True)
     if arch == 90:
         out |= {
-            "route": route(False), "count": count(), "align-counted": align(True),
+            "route": route(False), "logits": logits(dtype), "count": count(), "align-counted": align(True),
             "prefill-down": grouped(arch, dtype, 8192, up=False), "decode-down": grouped(arch, dtype, 32, up=False),
             "middle-up": grouped(arch, dtype, 512, up=True), "large-up": grouped(arch, dtype, 1500, up=True),
             "gpt-oss-up": grouped(arch, dtype, 32, up=True, gpt_oss=True), "fp32": grouped(arch, "fp32", 64, up=True),

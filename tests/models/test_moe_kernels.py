@@ -54,6 +54,17 @@ def test_route_equals_torch(routing: Routing, padded: bool) -> None:
     torch.testing.assert_close(got_weights.gather(1, got_order), weights.gather(1, order))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("tokens,experts,hidden", [(1, 7, 40), (3, 130, 72), (5, 4, 1100), (0, 4, 16)])
+def test_logits_of_few_tokens(tokens: int, experts: int, hidden: int, dtype: torch.dtype) -> None:
+    """In fp32, whatever the dtype; a row of NaN is nobody else's; tokens may be rows of something wider."""
+    x, gate = torch.randn(tokens, 2 * hidden).to(dtype)[:, :hidden], torch.randn(experts, hidden).to(dtype)
+    x[1:2] = math.nan
+    got = moe_launch.router_logits(x, gate)
+    assert got.dtype == torch.float32 and got.shape == (tokens, experts)
+    torch.testing.assert_close(got.double(), x.double() @ gate.double().t(), rtol=1e-5, atol=1e-4, equal_nan=True)
+
+
 def test_logits_without_numbers_choose_experts_that_exist() -> None:
     """A model that overflowed gives NaN, and never an address outside the weights."""
     for routing in ROUTINGS:
