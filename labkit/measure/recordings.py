@@ -392,8 +392,24 @@ class Recording:
         mode = "FULL" if requested_mode.startswith("FULL") else requested_mode
         return Padded(row, size, mode, note if row else f"{note}, and that size was not recorded")
 
+    @functools.cached_property
+    def _by_place(self) -> dict[tuple[Any, ...], list[Row]]:
+        """Rows by (model, backend) and by (model, backend, context): a panel asks for one of thousands, often."""
+        found: dict[tuple[Any, ...], list[Row]] = {}
+        for row in self.rows:
+            found.setdefault((row.model, row.backend), []).append(row)
+            found.setdefault((row.model, row.backend, row.context), []).append(row)
+        return found
+
     def _matching(self, fixed: Mapping[str, Any]) -> Iterable[Row]:
-        return (row for row in self.rows if all(getattr(row, name) == value for name, value in fixed.items()))
+        rows: Iterable[Row] = self.rows
+        if "model" in fixed and "backend" in fixed:
+            rows = self._by_place.get(
+                (fixed["model"], fixed["backend"], *([fixed["context"]] if "context" in fixed else [])), ()
+            )
+            fixed = {name: value for name, value in fixed.items() if name not in ("model", "backend", "context")}
+        tests = list(fixed.items())
+        return (row for row in rows if all(getattr(row, name) == value for name, value in tests))
 
 
 def load(path: str | os.PathLike[str]) -> Recording:
