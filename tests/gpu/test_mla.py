@@ -37,7 +37,7 @@ CASES: dict[str, tuple[Sizes, ...]] = {
         Sizes(heads=4, rank=64, rope=16, page=16), Sizes(heads=16, rank=96, rope=32, dtype="float32", page=16),
     ),
     "FLASHMLA": (DEEPSEEK, Sizes(heads=64, dtype="float16"), V3),
-    "FLASHINFER_MLA": (DEEPSEEK, V3, dataclasses.replace(DEEPSEEK, page=16)),
+    "FLASHINFER_MLA": (DEEPSEEK, Sizes(heads=64), V3, dataclasses.replace(DEEPSEEK, page=16)),
     "FLASH_ATTN_MLA": (DEEPSEEK, V3),
     "TORCH_SDPA_MLA": (DEEPSEEK, Sizes(heads=4, rank=64, rope=16, dtype="float32", page=16)),
 }  # fmt: skip
