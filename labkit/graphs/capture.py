@@ -57,7 +57,7 @@ class CapturedGraph:
 def capture_stream(device: torch.device) -> torch.cuda.Stream:
     """The one stream that graphs of a device are captured on, by every engine of the process.
 
-    cuBLAS keeps a workspace of 32 MiB per stream for the life of the process; a new stream per engine leaks it.
+    Torch keeps a cuBLAS workspace of 32 MiB per stream; a new stream per engine leaks what its warm-up took.
     """
     return torch.cuda.Stream(device)
 
@@ -228,6 +228,7 @@ class GraphCapturer:
             breaks.append((layer, tensors))
             begin()
 
+        forget_workspaces()
         with torch.cuda.stream(self._stream):
             try:
                 begin()
@@ -236,6 +237,7 @@ class GraphCapturer:
             except BaseException:
                 self._abandon(graphs[-1])
                 raise
+        forget_workspaces()
         # Held by address only: the pool may then give their memory to the next size, which never runs at the same time.
         calls: list[Callable[[], None]] = [
             functools.partial(attend, layer, *map(borrow, tensors)) for layer, tensors in breaks
@@ -264,14 +266,17 @@ class GraphCapturer:
         graph = torch.cuda.CUDAGraph()
         self._nodes = []
         torch.cuda.synchronize(self.device)
+        forget_workspaces()
         with torch.cuda.stream(self._stream):
             try:
                 self._begin(graph)
                 static.copy_(forward())
-                return graph, self._end(graph)
+                kernels = self._end(graph)
             except BaseException:
                 self._abandon(graph)
                 raise
+        forget_workspaces()
+        return graph, kernels
 
     def _warm(self, forward: Callable[[], torch.Tensor], static: torch.Tensor) -> None:
         """Run once on the capture stream: kernels are compiled and loaded at first launch, illegal inside a capture."""
@@ -361,6 +366,16 @@ class GraphCapturer:
                 "Use LLM.reconfigure(cudagraph_capture_sizes=…), which opens it.",
                 mode,
             )
+
+
+def forget_workspaces() -> None:
+    """Let cuBLAS take new workspaces: before a recording, so that they are of the graph's own pool, and after it.
+
+    Torch keeps one for each stream and gives all of them back whenever it likes: when another graph of the stream goes
+    (pytorch#193402), and when torch.compile records graphs of its own. A graph that has the address baked in would then
+    write into memory that is somebody else's, or nobody's. In its pool the memory stays as long as the graph.
+    """
+    torch._C._cuda_clearCublasWorkspaces()
 
 
 _Made = TypeVar("_Made")

@@ -207,6 +207,61 @@ def test_the_estimate_is_near_what_graphs_take() -> None:
         assert llm.graph_memory.estimated_mib is None and llm.graph_memory.actual_mib == 0
 
 
+# --- what others give back --------------------------------------------------------------------------------------------
+
+
+def poison(mib: int = 512) -> None:
+    """Fill what the allocator has free with NaN."""
+    taken = [torch.full((8 << 20,), float("nan"), device="cuda") for _ in range(mib // 32)]
+    torch.cuda.synchronize()
+    del taken
+
+
+def test_a_graph_keeps_the_workspace_of_its_matrix_products() -> None:
+    """Few rows and many columns: cuBLAS splits the sum, and its parts go through the workspace."""
+    batch = prompts(1, seed=21)
+    settings = {**SMALL, "dtype": "bfloat16", "cudagraph_mode": "FULL_AND_PIECEWISE", "cudagraph_capture_sizes": [1, 4]}
+    with LLM("qwen3-0.6b", **{**SMALL, "dtype": "bfloat16"}, enforce_eager=True) as eager:
+        reference, _ = teach(eager, batch, 6)
+    with LLM("qwen3-0.6b", **settings) as llm:
+        for mode in ("FULL_AND_PIECEWISE", "PIECEWISE"):
+            llm.reconfigure(cudagraph_mode=mode)
+            torch._C._cuda_clearCublasWorkspaces()
+            torch.cuda.empty_cache()
+            poison()
+            llm.reset()
+            assert_same_logits(teach(llm, batch, 6)[0], reference, tolerance=5e-2, what=mode)
+
+
+def test_closing_one_engine_leaves_the_graphs_of_another() -> None:
+    batch = prompts(1, seed=22)
+    settings = {**SMALL, "dtype": "bfloat16", "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 4]}
+    with LLM("qwen3-0.6b", **settings) as llm:
+        before, _ = teach(llm, batch, 6)
+        with LLM("qwen3-0.6b", **settings) as other:
+            teach(other, batch, 3)
+        torch.cuda.empty_cache()
+        poison()
+        llm.reset()
+        assert_same_logits(teach(llm, batch, 6)[0], before, tolerance=1e-6, what="the other is closed")
+
+
+@pytest.mark.parametrize("first", ["FULL_DECODE_ONLY", "PIECEWISE"])
+def test_graphs_of_torch_compile_leave_those_of_labkit(first: str) -> None:
+    batch = prompts(1, seed=23)
+    settings = {**SMALL, "dtype": "bfloat16", "cudagraph_mode": first, "cudagraph_capture_sizes": [1]}
+    with LLM("qwen3-0.6b", **settings) as llm:
+        before, _ = teach(llm, batch, 6)
+        llm.reconfigure(compilation_mode="STOCK_TORCH_COMPILE", cudagraph_mode="FULL_DECODE_ONLY")
+        llm.reset()
+        teach(llm, batch, 3)
+        llm.reconfigure(compilation_mode="NONE", cudagraph_mode=first)
+        torch.cuda.empty_cache()
+        poison()
+        llm.reset()
+        assert_same_logits(teach(llm, batch, 6)[0], before, tolerance=1e-6, what=first)
+
+
 # --- what must not move -----------------------------------------------------------------------------------------------
 
 

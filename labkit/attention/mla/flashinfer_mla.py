@@ -93,7 +93,7 @@ class FlashInferMLABackend(AttentionBackend):
             # Seen on an H200, 0.6.12: with 128 heads, where two blocks share a tile, one request of one token is wrong.
             out.append(
                 Reason(
-                    f"{spec.num_heads} query heads are not trusted: FlashInfer answers a lone first token wrongly there",
+                    f"{spec.num_heads} query heads are not trusted: there FlashInfer gets a lone first token wrong",
                     f"it takes up to {MOST_HEADS}",
                 )
             )
