@@ -60,7 +60,7 @@ def test_modes_says_what_a_downgrade_costs_and_on_which_machine(capsys) -> None:
     assert "as long in NONE as in FULL (qwen3-0.6b, TRITON_ATTN, batch 32" in one["cost"] and "RECORDED" in one["cost"]
     assert one["costs"][0]["ratio"] > 1 and "H200" in one["costs"][0]["provenance"]
     assert one["cost"] in say(capsys, *words) and "to avoid it: Take" in say(capsys, *words)
-    _, data = run(capsys, *words[:-4], "--model", "llama-3.1-8b")
+    _, data = run(capsys, *words[:-4], "--model", "llama-3.1-70b")
     assert data["avoid"][0]["cost"] == "not measured"
     same = [run(capsys, *words[:-4], "--model", m)[1]["avoid"] for m in ("SmolLM2-135M-instruct", "smollm2-135m")]
     assert same[0] == same[1]

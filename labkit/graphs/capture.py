@@ -375,7 +375,9 @@ def forget_workspaces() -> None:
     (pytorch#193402), and when torch.compile records graphs of its own. A graph that has the address baked in would then
     write into memory that is somebody else's, or nobody's. In its pool the memory stays as long as the graph.
     """
-    torch._C._cuda_clearCublasWorkspaces()
+    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)  # a build without CUDA has none
+    if clear is not None:
+        clear()
 
 
 _Made = TypeVar("_Made")

@@ -19,6 +19,7 @@ from labkit.lab.runs import Context
 from labkit.lab.worker import Worker
 from labkit.measure.library import library
 from labkit.simulate.queue import Work, run_queue
+from tests.lab.fakes import newest
 
 TIMEOUT = 60
 KNOWN, DRIFTING = "device with a known time", "two equal things, machine drifting"
@@ -144,9 +145,9 @@ def test_the_turned_order_is_the_exercise_s(rounds):
 
 def test_recorded_samples_are_the_recording_s(timers):
     source = next(s for s in timers.sources if s.kind == "RECORDED")
-    run = ran(timers, source=source.label, model="smollm2-135m", backend="TRITON_ATTN", mode="FULL", batch=1, n=20)
-    (steps,) = [e.recording for e in library().of("steps") if e.name == "h200.json.gz"]
-    row = steps.find(model="smollm2-135m", backend="TRITON_ATTN", batch=1, context=512, requested_mode="FULL")
+    run = ran(timers, source=source.label, model="smollm2-135m", backend="TRITON_ATTN", mode="FULL", batch=1, n=20,
+              context=512)  # fmt: skip
+    row, _ = newest("FULL", model="smollm2-135m", backend="TRITON_ATTN", batch=1, context=512)
     assert run.data["samples_us"] == [1e3 * ms for ms in row.samples_ms[:20]]
     assert run.values["events_us"] == row.device_us and run.values["launching_us"] == row.phases_us["launch"]
     assert "the host is done long before the device is" in run.summary and "profiler" not in timers.settings
