@@ -288,6 +288,8 @@ class Engine:
             items = scheduled.requests
             sampling = [item.request for item in items if item.samples]
             sampled = self.sampler.sample(result.logits, sampling)
+            if result.events:
+                result.events[1].synchronize()  # a step that samples nothing, a chunk of a prompt, has not waited yet
         except torch.cuda.OutOfMemoryError as error:
             self._undo(scheduled)
             raise LabkitError(
@@ -314,10 +316,7 @@ class Engine:
             "detokenize": (end - t_commit) * 1e6,
         }
         descriptor = result.descriptor
-        device_us = None
-        if result.events:
-            result.events[1].synchronize()  # a step that samples nothing, a chunk of a prompt, has not waited yet
-            device_us = result.events[0].elapsed_time(result.events[1]) * 1e3
+        device_us = result.events[0].elapsed_time(result.events[1]) * 1e3 if result.events else None
         self._steps += 1
         return StepReport(
             step_id=self._steps,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import itertools
 import random
@@ -544,3 +545,34 @@ def test_nothing_warns_on_the_ordinary_path() -> None:
         warnings.simplefilter("error")
         with LLM("tiny-llama", **SMALL, cudagraph_mode="FULL_DECODE_ONLY") as llm:
             llm.generate([[1, 2, 3]])
+
+
+# --- a step on a device that is not done yet -------------------------------------------------------------------------
+
+
+class _Event:
+    """An event that a device reaches when it is waited for, as in a step that reads nothing back."""
+
+    def __init__(self) -> None:
+        self.reached = False
+
+    def synchronize(self) -> None:
+        self.reached = True
+
+    def elapsed_time(self, end: _Event) -> float:
+        assert end.reached, "both events must be completed before calculating elapsed time"
+        return 2.0
+
+
+def test_a_step_that_samples_nothing_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    with LLM("tiny-llama", **{**EAGER, "max_num_batched_tokens": 8}) as llm:
+        execute = llm.engine.runner.execute
+        monkeypatch.setattr(
+            llm.engine.runner, "execute", lambda step: dataclasses.replace(execute(step), events=(_Event(), _Event()))
+        )
+        llm.add_request(list(range(1, 20)), SamplingParams(max_tokens=2, ignore_eos=True))
+        first = llm.step()
+        assert first.num_tokens == 8 and not first.outputs, "a chunk, of which no token comes"
+        assert first.device_us == 2000.0
+        while llm.has_unfinished:
+            assert llm.step().device_us == 2000.0
